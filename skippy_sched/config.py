@@ -1,0 +1,131 @@
+"""The configuration's shape: one frozen pydantic model per TOML table, with every bound.
+
+Knows names, types, defaults and bounds. Does not read files (config_file.py does) and does not
+know what the values are used for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A TOML table: unknown keys are refused, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSection(Section):
+    path: str | None = Field(
+        None, description="GGUF file; unset: the default model SmolLM2-135M-Instruct (Q4_1)"
+    )
+    name: str | None = Field(
+        None, description="name under which clients see the model; unset: the file's stem"
+    )
+
+
+class EngineSection(Section):
+    library: str = Field(
+        "llama", min_length=1, description='"llama", "sim", or the path of another libskippy'
+    )
+    expected_abi: str | None = Field(
+        "0.1.63",
+        pattern=r"^\d+\.\d+\.\d+$",
+        description="exact ABI version that the library must have",
+    )
+    lanes: Annotated[int, Field(ge=1, le=256)] = Field(
+        16, description="requests that can run at the same time"
+    )
+    context_tokens: Annotated[int, Field(ge=16, le=2**24)] = Field(
+        2048, description="prompt and completion tokens that one request may hold"
+    )
+    batch_tokens: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        512, description="tokens of one native batch (n_batch): the iteration's token budget"
+    )
+    microbatch_tokens: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        512, description="tokens that the engine computes at once (n_ubatch)"
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="compute threads; unset: the processors this process may use"
+    )
+    gpu_layers: Annotated[int, Field(ge=0)] = Field(0, description="layers offloaded to a GPU")
+    kv: Literal["per_lane", "shared"] = Field(
+        "per_lane", description="KV cache: a fixed share per lane, or one pool for all"
+    )
+    kv_type: Literal["f16", "f32", "q8_0", "q4_0", "bf16"] = Field(
+        "f16", description="element type of the KV cache"
+    )
+    deterministic: bool = Field(
+        False,
+        description="a request's tokens never depend on its company; refused where it cannot hold",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineSection:
+        if self.batch_tokens < self.lanes:
+            raise ValueError(
+                f"batch_tokens is {self.batch_tokens}, below lanes = {self.lanes}: every running "
+                "request needs one token of each iteration; raise batch_tokens or lower lanes"
+            )
+        if self.deterministic and self.kv != "per_lane":
+            raise ValueError('deterministic = true needs kv = "per_lane"')
+        if self.deterministic and self.threads not in (None, 1):
+            raise ValueError(
+                f"deterministic = true needs threads = 1 (or unset), found {self.threads}"
+            )
+        return self
+
+
+class SchedulerSection(Section):
+    waiting_requests_max: Count = Field(
+        256, description="requests that may wait; one more is refused with 429"
+    )
+    waiting_tokens_max: Count = Field(
+        1_000_000, description="prompt tokens that may wait; more are refused with 429"
+    )
+    stream_buffer_tokens: Count = Field(
+        256, description="tokens kept for a consumer that reads slowly before its request pauses"
+    )
+    watchdog_s: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="seconds that one native call may take before the engine counts as dead"
+    )
+
+
+class ServerSection(Section):
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="port to listen on; 0 takes a free one"
+    )
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), strict=False, description="bearer keys that clients must send; empty: no key needed"
+    )
+    body_limit_bytes: Annotated[int, Field(ge=1024)] = Field(
+        4 * 2**20, description="largest request body"
+    )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        30.0, description="seconds that running requests get to finish at shutdown"
+    )
+    keep_alive_comment_s: Annotated[float, Field(gt=0)] = Field(
+        15.0, description="seconds between comments on a stream whose request waits"
+    )
+
+
+class LogSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: key=value for people on a terminal, JSON otherwise"
+    )
+
+
+class Config(Section):
+    """Everything that the daemon or an embedded engine can be told."""
+
+    model: ModelSection = ModelSection()
+    engine: EngineSection = EngineSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    server: ServerSection = ServerSection()
+    log: LogSection = LogSection()

@@ -1,0 +1,160 @@
+"""What a client asks for and what it gets back: the data that every part of the package shares.
+
+Plain data, importing only the native sampling record. Knows nothing of queues, lanes or HTTP.
+All instants (``_at``) are seconds on the scheduler's clock; token counts are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from skippy_sched.errors import RequestError
+from skippy_sched.native.sampling import SamplingConfig
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams:
+    """How to generate. ``max_tokens`` None means: up to the context limit."""
+
+    max_tokens: int | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    tenant: str = "default"
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Exact token counts of one request; ``cached_tokens`` is the part of the prompt not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one iteration brought to one stream; the last one carries the finish and the usage.
+
+    ``text`` may be empty while a character or a possible stop string is still incomplete, and may
+    hold several tokens' text at once. ``stop_reason`` is the stop string or token id that matched.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+
+
+class Status(Enum):
+    """Where a request is in its life; the last three are final."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Status.FINISHED, Status.CANCELLED, Status.FAILED)
+
+
+class Request:
+    """The scheduler's record of one request; only the scheduler changes it.
+
+    ``tokens`` is the prompt followed by what was generated; ``computed`` of them are in the KV
+    cache of its session, so the rest is what the engine still has to be given.
+    Invariant: 0 <= cached_tokens <= computed <= len(tokens).
+    """
+
+    __slots__ = (
+        "arrived_at",
+        "cached_tokens",
+        "cancel_requested",
+        "computed",
+        "deadline_at",
+        "error",
+        "finish_reason",
+        "finished_at",
+        "first_token_at",
+        "ignore_eos",
+        "in_flight",
+        "key",
+        "last_token_at",
+        "name",
+        "params",
+        "paused",
+        "planned_at",
+        "prompt_tokens",
+        "sampling",
+        "status",
+        "stop_reason",
+        "token_limit",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        name: str,
+        prompt: list[int],
+        token_limit: int,
+        params: RequestParams,
+        sampling: SamplingConfig,
+        arrived_at: float,
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.tokens = prompt
+        self.prompt_tokens = len(prompt)
+        #: len(tokens) at which the request ends with "length"
+        self.token_limit = token_limit
+        self.params = params
+        self.sampling = sampling
+        self.ignore_eos = params.ignore_eos
+        self.arrived_at = arrived_at
+        self.deadline_at = None if params.timeout_s is None else arrived_at + params.timeout_s
+        self.computed = 0
+        self.cached_tokens = 0
+        #: tokens handed to the engine and not yet reconciled
+        self.in_flight = 0
+        #: its consumer's buffer is full
+        self.paused = False
+        self.cancel_requested = False
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: RequestError | None = None
+        self.planned_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.finished_at: float | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.name} {self.status.value} {self.computed}/{len(self.tokens)} tokens, "
+            f"prompt {self.prompt_tokens}>"
+        )
