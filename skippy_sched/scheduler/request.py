@@ -91,7 +91,6 @@ class Request:
         "finish_reason",
         "finished_at",
         "first_token_at",
-        "ignore_eos",
         "in_flight",
         "key",
         "last_token_at",
@@ -100,9 +99,11 @@ class Request:
         "paused",
         "planned_at",
         "prompt_tokens",
+        "restarts",
         "sampling",
         "status",
         "stop_reason",
+        "stop_tokens",
         "token_limit",
         "tokens",
     )
@@ -116,6 +117,7 @@ class Request:
         token_limit: int,
         params: RequestParams,
         sampling: SamplingConfig,
+        stop_tokens: frozenset[int],
         arrived_at: float,
     ) -> None:
         self.key = key
@@ -126,13 +128,16 @@ class Request:
         self.token_limit = token_limit
         self.params = params
         self.sampling = sampling
-        self.ignore_eos = params.ignore_eos
+        #: a token of these ends the request with "stop"
+        self.stop_tokens = stop_tokens
         self.arrived_at = arrived_at
         self.deadline_at = None if params.timeout_s is None else arrived_at + params.timeout_s
         self.computed = 0
         self.cached_tokens = 0
         #: tokens handed to the engine and not yet reconciled
         self.in_flight = 0
+        #: times its session was lost and its tokens computed again
+        self.restarts = 0
         #: its consumer's buffer is full
         self.paused = False
         self.cancel_requested = False

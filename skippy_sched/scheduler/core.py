@@ -1,0 +1,176 @@
+"""The scheduler without I/O: requests and outcomes go in, iterations and tokens come out.
+
+It holds the state and the iterations under way, and calls planner and reconcile. It is driven by
+engine.py in real time, and can be driven by anything else that hands it a time; it starts no
+task, reads no clock and touches no session.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from skippy_sched.errors import DeadlineExceeded, QueueFull, RequestError
+from skippy_sched.scheduler.iteration import Iteration, Outcome
+from skippy_sched.scheduler.planner import Plan, plan
+from skippy_sched.scheduler.reconcile import Reconciled, reconcile
+from skippy_sched.scheduler.request import Request, Status
+from skippy_sched.scheduler.state import Limits, State
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """An iteration that was handed out, with the requests of its rows."""
+
+    iteration: Iteration
+    decodes: list[Request]
+    chunk_requests: list[Request]
+
+
+class Scheduler:
+    def __init__(self, limits: Limits) -> None:
+        self.state = State(limits)
+        self.last_plan = Plan([], [], [], {})
+        self._under_way: dict[int, UnderWay] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._next_number = 1
+
+    @property
+    def iterations_under_way(self) -> int:
+        return len(self._under_way)
+
+    # --- requests in ----------------------------------------------------------------------------
+
+    def check_room(self, prompt_tokens: int) -> None:
+        """Raise QueueFull if a request with that prompt could not wait."""
+        state, limits = self.state, self.state.limits
+        waiting = len(state.waiting)
+        if waiting >= limits.waiting_requests:
+            raise QueueFull(
+                f"{waiting} requests are waiting, the most that may; try again later "
+                "or raise scheduler.waiting_requests_max"
+            )
+        if waiting and state.waiting_tokens + prompt_tokens > limits.waiting_tokens:
+            raise QueueFull(
+                f"{state.waiting_tokens} prompt tokens are waiting and this prompt has "
+                f"{prompt_tokens}; at most {limits.waiting_tokens} may wait; try again later "
+                "or raise scheduler.waiting_tokens_max"
+            )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises QueueFull, and then nothing has changed."""
+        self.check_room(request.prompt_tokens)
+        self.state.enqueue(request)
+        if request.deadline_at is not None:
+            heapq.heappush(self._deadlines, (request.deadline_at, request.key, request))
+
+    def cancel(self, request: Request) -> None:
+        """Mark it; the mark is looked at before the next plan and can't be lost."""
+        if not request.status.is_final and not request.cancel_requested:
+            request.cancel_requested = True
+            self.state.marked.append(request)
+
+    # --- ends that no outcome brings ---------------------------------------------------------------
+
+    def sweep(self, now: float) -> list[Request]:
+        """End the requests that were cancelled or whose deadline passed; returns them."""
+        state = self.state
+        ended: list[Request] = []
+        while state.marked:
+            request = state.marked.popleft()
+            if not request.status.is_final:
+                state.finish(request, "cancelled", now)
+                ended.append(request)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.status.is_final:
+                self._expire(request, now)
+                ended.append(request)
+        return ended
+
+    @property
+    def next_deadline_at(self) -> float | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _expire(self, request: Request, now: float) -> None:
+        """With what it has, or failed if it has nothing."""
+        if request.completion_tokens:
+            self.state.finish(request, "length", now)
+            request.stop_reason = "deadline"
+        else:
+            waited = now - request.arrived_at
+            error = DeadlineExceeded(
+                f"no token within the request's timeout of {request.params.timeout_s} s "
+                f"(it was {request.status.value} for {waited:.3f} s)"
+            )
+            self.state.fail(request, error, now)
+
+    def stop(self, request: Request, stop: str, now: float) -> bool:
+        """End a request whose text reached a stop string; False if it had ended otherwise.
+
+        A stop string completed by the last allowed token still is a stop.
+        """
+        if request.status is Status.FINISHED:
+            request.finish_reason = "stop"
+        elif request.status.is_final:
+            return False
+        else:
+            self.state.finish(request, "stop", now)
+        request.stop_reason = stop
+        return True
+
+    def fail(self, request: Request, error: RequestError, now: float) -> bool:
+        if request.status.is_final:
+            return False
+        self.state.fail(request, error, now)
+        return True
+
+    def live_requests(self) -> list[Request]:
+        state = self.state
+        return [*state.decoding.values(), *state.prefilling.values(), *state.waiting.values()]
+
+    # --- iterations out, outcomes in -----------------------------------------------------------------
+
+    def next_iteration(self, now: float) -> Iteration | None:
+        """Plan, book and return the next iteration; None when there is nothing to do."""
+        state = self.state
+        chosen = plan(state)
+        self.last_plan = chosen
+        if chosen.is_empty and not state.commands:
+            return None
+        for request in chosen.admitted:
+            state.admit(request)
+            request.planned_at = now
+        decode_keys, decode_tokens = [], []
+        for request in chosen.decodes:
+            request.in_flight = 1
+            decode_keys.append(request.key)
+            decode_tokens.append(request.tokens[-1])
+        chunk_requests = []
+        for chunk in chosen.chunks:
+            request = state.prefilling[chunk.key]
+            request.in_flight = len(chunk.tokens)
+            chunk_requests.append(request)
+        iteration = Iteration(
+            self._next_number, state.take_commands(), decode_keys, decode_tokens, chosen.chunks
+        )
+        self._next_number += 1
+        self._under_way[iteration.number] = UnderWay(iteration, chosen.decodes, chunk_requests)
+        return iteration
+
+    def on_outcome(self, outcome: Outcome, now: float) -> Reconciled:
+        """Apply an outcome; what it returns may be told to the streams."""
+        under_way = self._under_way.pop(outcome.number)
+        iteration = under_way.iteration
+        totals = self.state.totals
+        totals.iterations += 1
+        totals.native_calls += outcome.native_calls
+        totals.partial_batches += outcome.partial_batches
+        if iteration.decode_keys:
+            totals.decode_iterations += 1
+            totals.decode_rows += len(iteration.decode_keys)
+        reconciled = reconcile(
+            self.state, iteration, under_way.decodes, under_way.chunk_requests, outcome, now
+        )
+        totals.prefill_tokens += reconciled.prefill_tokens
+        return reconciled

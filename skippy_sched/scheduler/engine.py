@@ -1,0 +1,436 @@
+"""The engine to embed: one asyncio task drives the scheduler, streams carry its tokens out.
+
+It owns time, tasks and streams. What to run is the scheduler's decision (core.py), running it is
+the executor's (worker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from skippy_sched.clock import Clock, MonotonicClock, random_generator
+from skippy_sched.config import Config
+from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError
+from skippy_sched.native import Model
+from skippy_sched.native.facts import ModelFacts
+from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.intake import Intake
+from skippy_sched.scheduler.iteration import Executor, Outcome
+from skippy_sched.scheduler.loading import DETERMINISTIC_CHUNK_TOKENS, end_tokens, open_model
+from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord, Statistics
+from skippy_sched.scheduler.reconcile import Reconciled
+from skippy_sched.scheduler.request import Event, Request, RequestParams
+from skippy_sched.scheduler.runner import ModelRunner
+from skippy_sched.scheduler.state import Limits
+from skippy_sched.scheduler.stream import Stream
+from skippy_sched.scheduler.text import TextAssembler
+from skippy_sched.scheduler.worker import Worker
+
+log = structlog.get_logger("skippy_sched.engine")
+
+#: Longer texts are tokenized in a thread: about a millisecond of work at this length.
+TOKENIZE_INLINE_CHARS = 4096
+
+
+class Engine:
+    """Serves generation requests on one model; made by ``Engine.open``."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        config: Config,
+        *,
+        observer: Observer | None = None,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> AsyncIterator[Engine]:
+        """Load the model and serve until the block is left; raises StartupError.
+
+        Leaving the block fails what still runs; call ``drain`` first to let it finish. ``seed``
+        makes the seeds of unseeded requests repeatable.
+        """
+        model = await asyncio.to_thread(open_model, config)
+        end = await asyncio.to_thread(end_tokens, model)
+        engine = cls(
+            config,
+            model,
+            end,
+            Worker(ModelRunner(model)),
+            clock or MonotonicClock(),
+            random_generator(seed),
+            observer,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(engine._run(), name="skippy-scheduler")
+                tasks.create_task(engine._watch(), name="skippy-watchdog")
+                try:
+                    yield engine
+                finally:
+                    engine._stop()
+        finally:
+            await engine._executor.close()
+
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        end: frozenset[int],
+        executor: Executor,
+        clock: Clock,
+        rng: random.Random,
+        observer: Observer | None,
+    ) -> None:
+        facts = model.facts
+        chunk = DETERMINISTIC_CHUNK_TOKENS if config.engine.deterministic else facts.n_batch
+        context = min(config.engine.context_tokens, facts.ctx_size)
+        self.facts: ModelFacts = facts
+        self.context_tokens = min(context, facts.n_ctx_train) if facts.n_ctx_train else context
+        self.stream_buffer_tokens = config.scheduler.stream_buffer_tokens
+        self._scheduler = Scheduler(
+            Limits(
+                lanes=facts.lane_count,
+                batch_tokens=facts.n_batch,
+                context_tokens=self.context_tokens,
+                chunk_tokens=min(chunk, facts.n_batch),
+                waiting_requests=config.scheduler.waiting_requests_max,
+                waiting_tokens=config.scheduler.waiting_tokens_max,
+            )
+        )
+        self._watchdog_s = config.scheduler.watchdog_s
+        self._model = model
+        self._end_tokens = end
+        self._executor = executor
+        self._clock = clock
+        self._intake = Intake(facts.n_vocab, self.context_tokens, end, rng)
+        self._observer = observer
+        self._streams: dict[int, Stream] = {}
+        self._by_name: dict[str, Request] = {}
+        self._pieces: dict[int, bytes] = {}
+        self._outcomes: deque[Outcome] = deque()
+        self._submitted_at: dict[int, float] = {}
+        self._last_iteration_at: float | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._died = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._dead: str | None = None
+        self._draining = False
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: RequestParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Generate from a text or token ids; the last event carries finish reason and usage.
+
+        Leaving the iteration early (also by cancellation) cancels the request. Raises
+        RequestError.
+        """
+        async with await self.submit(prompt, params, request_id=request_id) as stream:
+            async for event in stream:
+                yield event
+
+    async def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: RequestParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> Stream:
+        """Check and queue a request.
+
+        Raises InvalidRequest, ContextLengthExceeded, QueueFull, Draining or EngineDead, and then
+        nothing was queued; the same holds when cancelled.
+        """
+        params = params or RequestParams()
+        self._check_open()
+        self._scheduler.check_room(len(prompt) if not isinstance(prompt, str) else 0)
+        tokens = await self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_open()
+        if request_id is not None and request_id in self._by_name:
+            raise InvalidRequest(f"request id {request_id!r} belongs to a request that still runs")
+        request = self._intake.request(tokens, params, request_id, self._clock.now())
+        self._scheduler.submit(request)
+        stream = Stream(self, request, TextAssembler(self.piece, params.stop))
+        self._streams[request.key] = stream
+        self._by_name[request.name] = request
+        self._idle.clear()
+        self._wake.set()
+        return stream
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel by id; False when no such request is live."""
+        request = self._by_name.get(request_id)
+        if request is None:
+            return False
+        self.cancel_request(request)
+        return True
+
+    def cancel_request(self, request: Request) -> None:
+        self._scheduler.cancel(request)
+        self._wake.set()
+
+    def resume(self, request: Request) -> None:
+        """Its consumer has room again."""
+        request.paused = False
+        self._wake.set()
+
+    # --- text -----------------------------------------------------------------------------------
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written in it are recognised."""
+        if "\0" in text:
+            raise InvalidRequest("the prompt contains a NUL character", param="prompt")
+        if len(text) <= TOKENIZE_INLINE_CHARS:
+            return self._model.tokenize(text, add_special=add_special)
+        return await asyncio.to_thread(self._model.tokenize, text, add_special=add_special)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; none for tokens that end a generation."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = b"" if token in self._end_tokens else self._model.detokenize([token])
+            self._pieces[token] = piece
+        return piece
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, let the others finish, fail what is left at the limit.
+
+        Returns how many were cut. If cancelled, the engine keeps refusing new requests.
+        """
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return self._fail_all(
+            Draining("the server shut down before this request was finished", retry_after_s=1)
+        )
+
+    async def died(self) -> str:
+        """Wait until the engine cannot go on; returns why."""
+        await self._died.wait()
+        assert self._dead is not None
+        return self._dead
+
+    def statistics(self) -> Statistics:
+        state = self._scheduler.state
+        totals = state.totals
+        live = [*state.decoding.values(), *state.prefilling.values()]
+        last = self._last_iteration_at
+        return Statistics(
+            waiting=len(state.waiting),
+            waiting_tokens=state.waiting_tokens,
+            prefilling=len(state.prefilling),
+            decoding=len(state.decoding),
+            lanes=state.limits.lanes,
+            lanes_free=state.lanes_free,
+            kv_tokens=state.kv_tokens,
+            kv_tokens_max=self.facts.pool_cells,
+            accepted=totals.accepted,
+            finished=totals.finished,
+            cancelled=totals.cancelled,
+            failed=totals.failed,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            generated_tokens=totals.generated_tokens + sum(r.completion_tokens for r in live),
+            recomputed_tokens=totals.recomputed_tokens,
+            iterations=totals.iterations,
+            decode_iterations=totals.decode_iterations,
+            decode_sequences=totals.decode_rows,
+            prefill_tokens=totals.prefill_tokens,
+            native_calls=totals.native_calls,
+            partial_batches=totals.partial_batches,
+            requeued_entries=totals.requeued_rows,
+            last_iteration_age_s=None if last is None else self._clock.now() - last,
+            draining=self._draining,
+            dead=self._dead,
+        )
+
+    def _check_open(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"the engine is dead: {self._dead}", retry_after_s=5)
+        if self._draining or self._closing.is_set():
+            raise Draining("the server is shutting down and takes no new requests", retry_after_s=5)
+
+    # --- the scheduler's task ---------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            self._executor.start(self._on_outcome)
+            while not self._closing.is_set() and self._dead is None:
+                self._step()
+                await self._wait()
+        except Exception as error:
+            # A bug of ours must still answer every client.
+            log.exception("scheduler_failed")
+            self._die(f"the scheduler failed: {type(error).__name__}: {error}")
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._wake.set()
+
+    def _step(self) -> None:
+        """Reconcile what has come back, send the next iteration off, then tell the streams."""
+        clock, scheduler = self._clock, self._scheduler
+        came: list[tuple[Outcome, Reconciled, float]] = []
+        while self._outcomes:
+            outcome = self._outcomes.popleft()
+            if outcome.fatal is not None:
+                self._die(outcome.fatal)
+                return
+            now = clock.now()
+            del self._submitted_at[outcome.number]
+            self._last_iteration_at = now
+            reconciled = scheduler.on_outcome(outcome, now)
+            came.append((outcome, reconciled, clock.now() - now))
+        began = clock.now()
+        ended = scheduler.sweep(began)
+        while scheduler.iterations_under_way < self._executor.depth:
+            iteration = scheduler.next_iteration(began)
+            if iteration is None:
+                break
+            self._submitted_at[iteration.number] = began
+            self._executor.submit(iteration)
+        plan_s = clock.now() - began
+        for outcome, reconciled, reconcile_s in came:
+            self._publish(reconciled)
+            self._observe(outcome, reconciled, plan_s, reconcile_s)
+        for request in ended:
+            self._publish_end(request)
+
+    async def _wait(self) -> None:
+        deadline = self._scheduler.next_deadline_at
+        if deadline is None:
+            await self._wake.wait()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
+                    await self._wake.wait()
+        self._wake.clear()
+
+    async def _watch(self) -> None:
+        """Declare the engine dead when a native call takes longer than the watchdog allows."""
+        while self._dead is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._watchdog_s / 4, 1.0)):
+                    await self._closing.wait()
+                    return
+            oldest = min(self._submitted_at.values(), default=None)
+            if oldest is not None and self._clock.now() - oldest > self._watchdog_s:
+                self._die(
+                    f"a native call has not returned within {self._watchdog_s} s "
+                    "(scheduler.watchdog_s)"
+                )
+
+    def _die(self, reason: str) -> None:
+        if self._dead is not None:
+            return
+        self._dead = reason
+        log.error("engine_dead", reason=reason)
+        self._fail_all(EngineDead(f"the engine died: {reason}", retry_after_s=5))
+        self._died.set()
+        self._wake.set()
+
+    def _stop(self) -> None:
+        self._closing.set()
+        self._fail_all(Draining("the engine was closed", retry_after_s=1))
+        self._wake.set()
+
+    def _fail_all(self, error: RequestError) -> int:
+        cut = 0
+        for request in self._scheduler.live_requests():
+            if self._scheduler.fail(request, error, self._clock.now()):
+                self._publish_end(request)
+                cut += 1
+        self._wake.set()
+        return cut
+
+    # --- what streams and observers are told --------------------------------------------------------
+
+    def _publish(self, reconciled: Reconciled) -> None:
+        """Hand the tokens of one outcome to their streams; runs while the next iteration does."""
+        for request, token in reconciled.tokens:
+            stream = self._streams.get(request.key)
+            if stream is None:
+                continue
+            assembler = stream.assembler
+            text = assembler.push(token)
+            if assembler.stopped_by is not None:
+                self._scheduler.stop(request, assembler.stopped_by, self._clock.now())
+            if request.status.is_final and request.error is None:
+                self._publish_end(request, (token,), text)
+            elif text or not request.status.is_final:
+                if not stream.push(Event((token,), text)):
+                    request.paused = True
+        for request in reconciled.ended:
+            self._publish_end(request)
+
+    def _publish_end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
+        """Give the terminal answer, once, and forget the request."""
+        stream = self._streams.pop(request.key, None)
+        if stream is None:
+            return
+        del self._by_name[request.name]
+        if request.error is not None:
+            stream.fail(request.error)
+        else:
+            text += stream.assembler.flush()
+            stream.push(
+                Event(tokens, text, request.finish_reason, request.stop_reason, request.usage)
+            )
+        if not self._streams:
+            self._idle.set()
+        self._wake.set()
+        if self._observer is not None:
+            self._observer.on_request_end(_receipt(request))
+
+    def _observe(
+        self, outcome: Outcome, reconciled: Reconciled, plan_s: float, reconcile_s: float
+    ) -> None:
+        if self._observer is None:
+            return
+        self._observer.on_iteration(
+            IterationRecord(
+                outcome.number,
+                reconciled.prefill_tokens,
+                len(outcome.chunk_samples),
+                len(outcome.decode_samples),
+                outcome.native_s,
+                plan_s,
+                reconcile_s,
+                reconciled.gaps_s,
+            )
+        )
+
+
+def _receipt(request: Request) -> RequestRecord:
+    assert request.finished_at is not None
+    return RequestRecord(
+        request_id=request.name,
+        tenant=request.params.tenant,
+        outcome=request.status.value,
+        finish_reason=request.finish_reason,
+        error=request.error,
+        usage=request.usage,
+        seed=request.sampling.seed if request.sampling.enabled else None,
+        arrived_at=request.arrived_at,
+        planned_at=request.planned_at,
+        first_token_at=request.first_token_at,
+        finished_at=request.finished_at,
+    )

@@ -1,0 +1,116 @@
+"""What travels between the scheduler and an executor: iterations down, outcomes up.
+
+Plain data; a session is named by its request's key, so the model may live in another thread,
+process or machine. Knows nothing of why an iteration looks as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from skippy_sched.native.sampling import SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Give the request a lane and an empty session."""
+
+    key: int
+    sampling: SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Free the request's session and its lane."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetSession:
+    """Empty the request's session, which keeps its lane."""
+
+    key: int
+
+
+Command = OpenSession | CloseSession | ResetSession
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a prompt: ``tokens`` go to positions ``start`` and up; phase is prefill."""
+
+    key: int
+    start: int
+    tokens: Sequence[int]
+    sample_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Commands, then one native batch: a row per decoding request and a row per chunk.
+
+    The decode rows are two parallel lists, because there are many of them in every iteration and
+    they are all alike: one token at the session's position, sampled.
+    """
+
+    number: int
+    commands: Sequence[Command]
+    decode_keys: Sequence[int]
+    decode_tokens: Sequence[int]
+    chunks: Sequence[Chunk]
+
+
+class Fate(Enum):
+    """What became of a row that brought no ordinary result."""
+
+    NOT_RUN = "not run"  # its session has not moved: plan it again unchanged
+    FAILED = "failed"  # it is the guilty one: its request ends
+    LOST = "lost"  # its session can't be trusted any more: compute it again from its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    fate: Fate
+    error: Exception | None = None
+
+
+#: In a list of samples: the row asked for no sample or got none.
+NO_SAMPLE = -1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an iteration brought: a sample per decode row and per chunk, and the faults by key.
+
+    ``fatal`` says that the executor itself can't go on; then nothing else is to be relied on.
+    """
+
+    number: int
+    decode_samples: Sequence[int] = ()
+    chunk_samples: Sequence[int] = ()
+    faults: dict[int, Fault] = field(default_factory=dict)
+    native_calls: int = 0
+    partial_batches: int = 0
+    native_s: float = 0.0
+    fatal: str | None = None
+
+
+class Executor(Protocol):
+    """Runs iterations in the order given; every one is answered by exactly one outcome.
+
+    ``depth`` iterations may be under way at once. A session is in at most one of them.
+    """
+
+    depth: int
+
+    def submit(self, iteration: Iteration) -> None: ...
+
+    def start(self, on_outcome: Callable[[Outcome], None]) -> None:
+        """Begin; outcomes are handed to ``on_outcome`` on the event loop's thread."""
+
+    async def close(self) -> None:
+        """Free every session and the model; outcomes still under way are dropped."""

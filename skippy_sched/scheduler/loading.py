@@ -1,0 +1,60 @@
+"""Opens the library and the model that a configuration names, and says why when it cannot.
+
+Blocking: runs in a thread. Knows configuration and the native layer, nothing of requests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skippy_sched.config import Config
+from skippy_sched.errors import StartupError
+from skippy_sched.native import Library, Model, ModelOptions, SkippyNativeError, find_library
+
+#: With 64 query rows of one sequence llama.cpp's flash attention takes another kernel.
+DETERMINISTIC_CHUNK_TOKENS = 63
+
+
+def open_model(config: Config) -> Model:
+    """Raises StartupError with one line that says what is wrong and what to do."""
+    engine = config.engine
+    if config.model.path is None:
+        raise StartupError("no model: set model.path to a GGUF file")
+    path = Path(config.model.path).expanduser()
+    if not path.is_file():
+        raise StartupError(f"model file {path} does not exist; give the path of a GGUF file")
+    expected = None
+    if engine.expected_abi is not None:
+        major, minor, patch = (int(part) for part in engine.expected_abi.split("."))
+        expected = (major, minor, patch)
+    try:
+        library = Library.load(find_library(engine.library), expected)
+        model = Model.open(
+            library,
+            path,
+            ModelOptions(
+                ctx_size=engine.context_tokens,
+                lanes=engine.lanes,
+                n_batch=engine.batch_tokens,
+                n_ubatch=min(engine.microbatch_tokens, engine.batch_tokens),
+                n_threads=1 if engine.deterministic else engine.threads or 0,
+                n_gpu_layers=engine.gpu_layers,
+                kv_unified=engine.kv == "shared",
+                cache_type_k=engine.kv_type,
+                cache_type_v=engine.kv_type,
+            ),
+        )
+    except SkippyNativeError as error:
+        raise StartupError(f"cannot open {path} with library {engine.library}: {error}") from error
+    if engine.deterministic and (reason := model.batch_invariant()) is not None:
+        model.close()
+        raise StartupError(
+            f"engine.deterministic = true cannot hold for {path}: {reason}; "
+            "use another model format or set it to false"
+        )
+    return model
+
+
+def end_tokens(model: Model) -> frozenset[int]:
+    """All tokens that end a generation."""
+    return frozenset(token for token in range(model.facts.n_vocab) if model.is_eog(token))

@@ -1,0 +1,87 @@
+"""What the engine tells about itself: records pushed to an observer, and a snapshot to read.
+
+Plain data. Nothing here waits for the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from skippy_sched.errors import RequestError
+from skippy_sched.scheduler.request import FinishReason, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """One iteration: its rows, where its time went (seconds), the gaps between streams' tokens."""
+
+    number: int
+    prefill_tokens: int
+    prefill_requests: int
+    decode_requests: int
+    native_s: float
+    plan_s: float
+    reconcile_s: float
+    token_gaps: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The receipt of one request; instants in seconds on the engine's clock, None: not reached."""
+
+    request_id: str
+    tenant: str
+    outcome: str  # "finished", "cancelled" or "failed"
+    finish_reason: FinishReason | None
+    error: RequestError | None
+    usage: Usage
+    seed: int | None
+    arrived_at: float
+    planned_at: float | None
+    first_token_at: float | None
+    finished_at: float
+
+
+class Observer(Protocol):
+    """Called on the event loop while the next iteration runs; must not block."""
+
+    def on_iteration(self, record: IterationRecord) -> None: ...
+
+    def on_request_end(self, record: RequestRecord) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot; gauges describe this moment, the rest has counted since the start."""
+
+    waiting: int
+    waiting_tokens: int
+    prefilling: int
+    decoding: int
+    lanes: int
+    lanes_free: int
+    kv_tokens: int
+    kv_tokens_max: int
+    accepted: int
+    finished: int
+    cancelled: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    recomputed_tokens: int
+    iterations: int
+    decode_iterations: int
+    decode_sequences: int
+    prefill_tokens: int
+    native_calls: int
+    partial_batches: int
+    requeued_entries: int
+    last_iteration_age_s: float | None
+    draining: bool
+    dead: str | None
+
+    @property
+    def running(self) -> int:
+        return self.prefilling + self.decoding

@@ -1,0 +1,124 @@
+"""Applies an outcome to the state: counts first, then who goes on, ends, or starts again.
+
+Pure over plain data: no I/O, no clock of its own. What it returns is what the streams may be
+told, and only after it has returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skippy_sched.errors import EngineFailure
+from skippy_sched.scheduler.iteration import (
+    NO_SAMPLE,
+    Fate,
+    Fault,
+    Iteration,
+    Outcome,
+    ResetSession,
+)
+from skippy_sched.scheduler.request import Request
+from skippy_sched.scheduler.state import State
+
+#: A request whose session was lost this often is failed: something about it keeps breaking.
+RESTARTS_MAX = 3
+
+
+@dataclass(slots=True)
+class Reconciled:
+    """``tokens``: who got which token. ``ended``: whose last word this is. Order is the batch's."""
+
+    tokens: list[tuple[Request, int]] = field(default_factory=list)
+    ended: list[Request] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    prefill_tokens: int = 0
+
+
+def reconcile(
+    state: State,
+    iteration: Iteration,
+    decodes: list[Request],
+    chunk_requests: list[Request],
+    outcome: Outcome,
+    now: float,
+) -> Reconciled:
+    """``decodes`` and ``chunk_requests`` are the requests of the iteration's rows, in row order."""
+    assert outcome.number == iteration.number
+    result = Reconciled()
+    faults = outcome.faults
+    tokens, gaps = result.tokens, result.gaps_s
+
+    # The common case, written flat: it runs once per running request and iteration.
+    for request, sample in zip(decodes, outcome.decode_samples, strict=True):
+        request.in_flight = 0
+        if faults and request.key in faults:
+            _apply_fault(state, request, faults[request.key], result, now)
+            continue
+        request.computed += 1
+        if request.status.is_final:
+            continue
+        last = request.last_token_at
+        if last is not None:
+            gaps.append(now - last)
+        request.last_token_at = now
+        request.tokens.append(sample)
+        tokens.append((request, sample))
+        if sample in request.stop_tokens or len(request.tokens) >= request.token_limit:
+            _end_by_token(state, request, sample, result, now)
+
+    for request, chunk, sample in zip(
+        chunk_requests, iteration.chunks, outcome.chunk_samples, strict=True
+    ):
+        request.in_flight = 0
+        if request.key in faults:
+            _apply_fault(state, request, faults[request.key], result, now)
+            continue
+        request.computed += len(chunk.tokens)
+        result.prefill_tokens += len(chunk.tokens)
+        if request.status.is_final or not chunk.sample_last:
+            continue
+        assert sample != NO_SAMPLE
+        state.start_decode(request)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        elif request.last_token_at is not None:
+            gaps.append(now - request.last_token_at)
+        request.last_token_at = now
+        request.tokens.append(sample)
+        tokens.append((request, sample))
+        _end_by_token(state, request, sample, result, now)
+    return result
+
+
+def _end_by_token(
+    state: State, request: Request, token: int, result: Reconciled, now: float
+) -> None:
+    """An end token wins over the limit: a request whose last allowed token ends it did stop."""
+    if token in request.stop_tokens:
+        request.stop_reason = token
+        state.finish(request, "stop", now)
+    elif len(request.tokens) >= request.token_limit:
+        state.finish(request, "length", now)
+    else:
+        return
+    result.ended.append(request)
+
+
+def _apply_fault(
+    state: State, request: Request, fault: Fault, result: Reconciled, now: float
+) -> None:
+    if request.status.is_final:
+        return
+    if fault.fate is Fate.NOT_RUN:
+        state.totals.requeued_rows += 1
+        return
+    request.restarts += 1 if fault.fate is Fate.LOST else 0
+    if fault.fate is Fate.LOST and request.restarts <= RESTARTS_MAX:
+        state.totals.requeued_rows += 1
+        state.restart(request)
+        state.commands.append(ResetSession(request.key))
+        return
+    error = EngineFailure(f"the engine failed on this request: {fault.error}")
+    error.__cause__ = fault.error
+    state.fail(request, error, now)
+    result.ended.append(request)

@@ -1,0 +1,67 @@
+"""Turns tokens into text: whole characters only, and never a part of a stop string.
+
+Works on one stream. Knows bytes and characters; does not know where tokens come from.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+
+
+class TextAssembler:
+    """Incremental text of one stream.
+
+    Bytes of an incomplete character are held back until it is whole (an incomplete tail is
+    dropped at the end); invalid bytes become U+FFFD. Text that could still become a stop string
+    is held back too, and nothing at or after a match is ever given out.
+    """
+
+    __slots__ = ("_decoder", "_held", "_piece", "_stops", "stopped_by")
+
+    def __init__(self, piece: Callable[[int], bytes], stops: Iterable[str] = ()) -> None:
+        self._piece = piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped_by: str | None = None
+
+    def push(self, token: int) -> str:
+        """The text that this token sets free; empty after a stop string has matched."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._decoder.decode(self._piece(token))
+        if not self._stops:
+            return text
+        text = self._held + text
+        match = self._first_match(text)
+        if match is not None:
+            start, self.stopped_by = match
+            self._held = ""
+            return text[:start]
+        keep = self._could_become_stop(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The text held back, at the end of the stream; an incomplete character is dropped."""
+        held, self._held = self._held, ""
+        return "" if self.stopped_by is not None else held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        """The earliest start wins; of stops that start together, the one given first."""
+        found = [(text.find(stop), order, stop) for order, stop in enumerate(self._stops)]
+        found = [match for match in found if match[0] >= 0]
+        if not found:
+            return None
+        start, _, stop = min(found)
+        return start, stop
+
+    def _could_become_stop(self, text: str) -> int:
+        """Length of the longest end of ``text`` that is a proper beginning of a stop string."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            tail = text[len(text) - length :]
+            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
