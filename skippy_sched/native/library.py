@@ -1,0 +1,186 @@
+"""Find, load and handshake a libskippy.
+
+Knows file names, the ABI version, symbols, features and devices. Does not know models.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from .cdef import ABI, FEATURES, OPTIONAL_SYMBOLS, REQUIRED_SYMBOLS, ffi
+from .errors import ErrorSlot, LibraryError
+
+LIBRARY_ENV = "SKIPPY_SCHED_LIBRARY"
+
+# Between two graph nodes the threads of libgomp spin this many rounds before they sleep. Its own
+# default spins for milliseconds, so a neighbour on the same cores halves the speed; 5000 rounds
+# (some microseconds) outlast the gap between two nodes and no more.
+_GOMP_SPINCOUNT = "5000"
+
+
+class DeviceType(IntEnum):
+    """What kind of compute device a backend offers."""
+
+    CPU = 0
+    GPU = 1
+    IGPU = 2
+    ACCEL = 3
+    META = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One backend device; memory in bytes."""
+
+    name: str
+    description: str
+    device_id: str
+    memory_free: int
+    memory_total: int
+    type: DeviceType | int
+    caps: int
+
+
+def find_library(name: str = "llama") -> Path:
+    """The libskippy called `name`: "llama", "sim", or a path (anything with a slash or ".so").
+
+    SKIPPY_SCHED_LIBRARY names another one in place of "llama". Raises LibraryError that lists the
+    places searched.
+    """
+    override = os.environ.get(LIBRARY_ENV)
+    source = ""
+    if name == "llama" and override:
+        name, source = override, f" (from {LIBRARY_ENV})"
+    if "/" in name or ".so" in name:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise LibraryError(f"no library at {path}{source}: name an existing libskippy file")
+    # An editable install keeps the sources and the compiled libraries in different directories.
+    import skippy_sched.native as package
+
+    tried = [Path(directory) / f"libskippy-{name}.so" for directory in package.__path__]
+    for path in tried:
+        if path.is_file():
+            return path
+    places = ", ".join(str(path) for path in tried)
+    raise LibraryError(
+        f"no libskippy called {name!r}{source}: looked for {places}; install the package so that "
+        f"its native engines are compiled, or name a library with {LIBRARY_ENV}"
+    )
+
+
+def _text(pointer: Any) -> str:
+    return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
+
+
+def _version(triple: tuple[int, int, int]) -> str:
+    return ".".join(str(number) for number in triple)
+
+
+class Library:
+    """A loaded libskippy whose version and symbols were checked. Never unloaded.
+
+    `lib` is the cffi handle; calls through it release the GIL.
+    """
+
+    def __init__(self, path: Path, lib: Any, version: tuple[int, int, int], absent: frozenset[str]):
+        self.path = path
+        self.lib = lib
+        self.version = version
+        self.absent = absent
+        self.features: int = 0 if "skippy_abi_features" in absent else lib.skippy_abi_features()
+
+    @classmethod
+    def load(cls, path: str | Path, expected: tuple[int, int, int] | None = ABI) -> Library:
+        """Load the library at `path` and check it; `expected` None accepts any version.
+
+        Raises LibraryError: not loadable, another ABI version (both named), symbols missing (all
+        named).
+        """
+        path = Path(path)
+        _bound_spinning()
+        try:
+            # Found by the linker's own search if it is a bare name: pass an absolute path.
+            lib = ffi.dlopen(str(path.absolute()))
+        except OSError as error:
+            raise LibraryError(f"cannot load {path}: {error}") from error
+        if not hasattr(lib, "skippy_abi_version"):
+            raise LibraryError(f"{path} is not a libskippy: it has no symbol skippy_abi_version")
+        raw = lib.skippy_abi_version()
+        version = (raw.major, raw.minor, raw.patch)
+        if expected is not None and version != expected:
+            raise LibraryError(
+                f"{path} speaks skippy ABI {_version(version)}, but {_version(expected)} is "
+                "expected exactly: use a library of that version, or configure the expected one"
+            )
+        missing = [name for name in REQUIRED_SYMBOLS if not hasattr(lib, name)]
+        if missing:
+            raise LibraryError(
+                f"{path} (skippy ABI {_version(version)}) lacks {len(missing)} required "
+                f"symbol(s): {', '.join(missing)}"
+            )
+        absent = frozenset(name for name in OPTIONAL_SYMBOLS if not hasattr(lib, name))
+        return cls(path, lib, version, absent)
+
+    def offers(self, symbol: str) -> bool:
+        """Whether an optional symbol is there."""
+        return symbol not in self.absent and hasattr(self.lib, symbol)
+
+    def has(self, feature: int | str) -> bool:
+        """Whether a feature bit is set: by number, or by name ("ITERATION_BATCH")."""
+        if isinstance(feature, str):
+            bits = [bit for bit, name in FEATURES.items() if name == feature.upper()]
+            if not bits:
+                raise KeyError(f"unknown feature {feature!r}; known: {sorted(FEATURES.values())}")
+            feature = bits[0]
+        return bool(self.features >> feature & 1)
+
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of all set feature bits; a bit without a name shows as "BIT_<n>"."""
+        return tuple(
+            FEATURES.get(bit, f"BIT_{bit}") for bit in range(64) if self.features >> bit & 1
+        )
+
+    def error_slot(self) -> ErrorSlot:
+        """A fresh slot for the error object of native calls."""
+        return ErrorSlot(self.lib)
+
+    def devices(self) -> tuple[Device, ...]:
+        """The compute devices that this library can use, in its order. Raises NativeError."""
+        count = ffi.new("size_t *")
+        slot = self.error_slot()
+        slot.check(
+            "skippy_backend_device_count", self.lib.skippy_backend_device_count(count, slot.out)
+        )
+        devices = []
+        for index in range(count[0]):
+            raw = ffi.new("struct skippy_backend_device *")
+            status = self.lib.skippy_backend_device_at(index, raw, slot.out)
+            slot.check("skippy_backend_device_at", status)
+            known = raw.type in DeviceType._value2member_map_
+            devices.append(
+                Device(
+                    name=_text(raw.name),
+                    description=_text(raw.description),
+                    device_id=_text(raw.device_id),
+                    memory_free=raw.memory_free,
+                    memory_total=raw.memory_total,
+                    type=DeviceType(raw.type) if known else int(raw.type),
+                    caps=raw.caps,
+                )
+            )
+        return tuple(devices)
+
+    def __repr__(self) -> str:
+        return f"Library({str(self.path)!r}, ABI {_version(self.version)})"
+
+
+def _bound_spinning() -> None:
+    """libgomp reads its settings when it is loaded; a choice of the user's stands."""
+    if "GOMP_SPINCOUNT" not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["GOMP_SPINCOUNT"] = _GOMP_SPINCOUNT

@@ -1,0 +1,313 @@
+"""A session's life and memory: position, trim, prefixes, saved state, KV pages, signals.
+
+Knows one skippy_session except how to run tokens through it, which session.py adds.
+`token_count` moves with the call that moves the native position, and only when it succeeded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from .cdef import address_of, ffi
+from .errors import ClosedError, CountOverflow, HostCheckError, Status
+from .results import GenerationSignalWindow, KvPage, KvPageDesc, TokenSignal
+from .sampling import SamplingConfig, raw_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from .model import Model
+
+# Token ids or positions; an int32 array is read in place.
+Integers: TypeAlias = "Sequence[int] | np.ndarray[Any, Any]"
+
+COUNT_MAX = 2**64 - 1
+
+# A size that grows again and again is a fault of the library: four times is more than any frame,
+# which is measured before it is computed, can need.
+GROWTHS_MAX = 4
+
+
+def int32_array(values: Integers, what: str) -> np.ndarray[Any, Any]:
+    """The values as a contiguous int32 array; an int32 array is passed on without a copy.
+
+    Raises HostCheckError for a value that does not fit.
+    """
+    if isinstance(values, np.ndarray) and values.dtype != np.int32:
+        values = values.tolist()
+    try:
+        return np.ascontiguousarray(values, dtype=np.int32)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise HostCheckError(f"{what} must be 32-bit integers: {error}") from None
+
+
+def int32_pointer(values: np.ndarray[Any, Any]) -> Any:
+    """A pointer for a native call that keeps the array alive."""
+    return ffi.from_buffer("int32_t[]", values)
+
+
+def added(count: int, tokens: int) -> int:
+    """`count + tokens`. Raises CountOverflow."""
+    if count + tokens > COUNT_MAX:
+        raise CountOverflow(f"session token count overflow: {count} + {tokens} is beyond 2**64 - 1")
+    return count + tokens
+
+
+class SessionState:
+    """One native sequence with its KV cache, on one lane of its model."""
+
+    def __init__(self, model: Model, raw: Any, token_count: int = 0) -> None:
+        self.model = model
+        self.lib: Any = model.lib
+        self.token_count: int = token_count
+        self.address: int = address_of(raw)  # 0 once closed
+        self._raw = raw
+
+    # ---- life -------------------------------------------------------------------------------
+
+    @property
+    def raw(self) -> Any:
+        """The native handle. Raises ClosedError after `close`."""
+        if self._raw is None:
+            raise ClosedError("the session is closed: create another one on its model")
+        return self._raw
+
+    @property
+    def closed(self) -> bool:
+        return self._raw is None
+
+    def close(self) -> None:
+        """Free the native session and its lane; a second call does nothing.
+
+        The handle is gone even when this raises NativeError: a library that reports a failure
+        may have freed it, and freeing twice would corrupt memory.
+        """
+        if self._raw is None:
+            return
+        raw, self._raw = self._raw, None
+        self.model.disown(self.address)
+        self.address = 0
+        slot = self.model.library.error_slot()
+        slot.check("skippy_session_free", self.lib.skippy_session_free(raw, slot.out))
+
+    def __enter__(self) -> SessionState:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """The native position in tokens; after a failed call this is the truth, not
+        `token_count`."""
+        return int(self.lib.skippy_session_position(self.raw))
+
+    @property
+    def lane(self) -> int:
+        """The lane, which is the native sequence id."""
+        return int(self.lib.skippy_session_sequence_id(self.raw))
+
+    @property
+    def batch_size(self) -> int:
+        """The most tokens that one native batch takes."""
+        return int(self.lib.skippy_session_batch_size(self.raw))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a native function of this session whose last argument is the error slot."""
+        raw = self.raw
+        slot = self.model.library.error_slot()
+        slot.check(name, getattr(self.lib, name)(raw, *arguments, slot.out))
+
+    # ---- position ---------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every token; the session is as new, also after a failed checkpoint restore."""
+        self._call("skippy_session_reset")
+        self.token_count = 0
+
+    def trim(self, token_count: int) -> None:
+        """Cut the sequence back to its first `token_count` tokens, for example after a rejected
+        verify. Raises InvalidArgument beyond the position."""
+        self._call("skippy_trim_session", _u64(token_count, "token_count"))
+        self.token_count = token_count
+
+    def set_position(self, position: int) -> None:
+        """Move the position without touching the KV cache. Raises InvalidArgument below 0."""
+        self._call("skippy_session_set_position", _i32(position, "position"))
+        self.token_count = position
+
+    def retire_verify_checkpoint(self, token_start: int, token_count: int) -> None:
+        """Drop the checkpoint of a verify that was accepted whole. Raises InvalidArgument when
+        the model keeps checkpoints and holds none of exactly this window."""
+        self._call(
+            "skippy_retire_verify_checkpoint",
+            _u64(token_start, "token_start"),
+            _u64(token_count, "token_count"),
+        )
+
+    # ---- prefixes ---------------------------------------------------------------------------
+
+    def save_prefix(self, cache_seq_id: int, token_count: int) -> None:
+        """Keep the first `token_count` tokens' cells as cache sequence `cache_seq_id`, which must
+        be at least twice the lane count. Raises InvalidArgument or Unsupported."""
+        self._call(
+            "skippy_session_save_prefix",
+            _i32(cache_seq_id, "cache_seq_id"),
+            _u64(token_count, "token_count"),
+        )
+
+    def restore_prefix(self, cache_seq_id: int, token_ids: Integers) -> None:
+        """Replace this session's tokens with a saved prefix, whose tokens are `token_ids`."""
+        tokens = int32_array(token_ids, "token_ids")
+        self._call(
+            "skippy_session_restore_prefix",
+            _i32(cache_seq_id, "cache_seq_id"),
+            int32_pointer(tokens),
+            len(tokens),
+        )
+        self.token_count = len(tokens)
+
+    def drop_sequence(self, cache_seq_id: int) -> None:
+        """Forget a saved prefix of the model."""
+        self._call("skippy_session_drop_sequence", _i32(cache_seq_id, "cache_seq_id"))
+
+    def memory_used_cells(self) -> int:
+        """Occupied KV cells of the whole model, saved prefixes included. May raise Unsupported."""
+        out = ffi.new("uint64_t *")
+        self._call("skippy_session_memory_used_cells", out)
+        return int(out[0])
+
+    # ---- saved state ------------------------------------------------------------------------
+
+    def export_state(self, layer_start: int, layer_end: int) -> np.ndarray[Any, Any]:
+        """The partial (recurrent, sliding-window) state as bytes; the layer range must be the
+        stage's own. Possibly empty."""
+        return self._exported("skippy_export_state", layer_start, layer_end)
+
+    def export_full_state(self, layer_start: int, layer_end: int) -> np.ndarray[Any, Any]:
+        """The whole sequence's state as bytes; the layer range must be the stage's own."""
+        return self._exported("skippy_export_full_state", layer_start, layer_end)
+
+    def export_recurrent_state(self) -> np.ndarray[Any, Any]:
+        """The recurrent state as bytes; empty for a model without recurrent memory."""
+        return self._exported("skippy_export_recurrent_state")
+
+    def import_state(self, layer_start: int, layer_end: int, state: Any) -> None:
+        """Restore what `export_state` gave; the position rises to what the state reaches.
+        The token history is not restored."""
+        self._imported("skippy_import_state", state, layer_start, layer_end)
+
+    def import_full_state(self, layer_start: int, layer_end: int, state: Any) -> None:
+        """Restore what `export_full_state` gave; as `import_state`."""
+        self._imported("skippy_import_full_state", state, layer_start, layer_end)
+
+    def import_recurrent_state(self, state: Any) -> None:
+        """Restore what `export_recurrent_state` gave. May raise Unsupported."""
+        self._imported("skippy_import_recurrent_state", state)
+
+    def export_kv_page(
+        self, layer_start: int, layer_end: int, token_start: int, token_count: int
+    ) -> KvPage:
+        """The KV rows of tokens [token_start, token_start + token_count). May raise
+        Unsupported."""
+        desc = ffi.new("struct skippy_kv_page_desc *")
+        start, count = _u64(token_start, "token_start"), _u64(token_count, "token_count")
+        payload = self._grown(
+            "skippy_export_kv_page",
+            lambda call, out, capacity, needed, error: call(
+                self.raw, layer_start, layer_end, start, count, desc, out, capacity, needed, error
+            ),
+        )
+        return KvPage(KvPageDesc.of(desc), payload)
+
+    def import_kv_page(self, page: KvPage) -> None:
+        """Put the rows of an exported page into this session; the position rises to their end."""
+        data = ffi.from_buffer(page.payload)
+        self._call("skippy_import_kv_page", page.desc.raw(), data, len(data))
+        self.token_count = self.position
+
+    def _exported(self, name: str, *range_: int) -> np.ndarray[Any, Any]:
+        return self._grown(
+            name,
+            lambda call, out, capacity, needed, error: call(
+                self.raw, *range_, out, capacity, needed, error
+            ),
+        )
+
+    def _grown(self, name: str, invoke: Callable[..., int]) -> np.ndarray[Any, Any]:
+        """The bytes of a call that says how many it needs when it is given no buffer."""
+        call = getattr(self.lib, name)
+        needed = ffi.new("size_t *")
+        slot = self.model.library.error_slot()
+        payload: np.ndarray[Any, Any] = np.empty(0, dtype=np.uint8)
+        for growth in range(GROWTHS_MAX + 1):
+            pointer = ffi.from_buffer(payload) if len(payload) else ffi.NULL
+            status = invoke(call, pointer, len(payload), needed, slot.out)
+            grows = status == Status.BUFFER_TOO_SMALL and needed[0] > len(payload)
+            if not grows or growth == GROWTHS_MAX:
+                break
+            slot.discard()
+            payload = np.empty(needed[0], dtype=np.uint8)
+        slot.check(name, status)
+        return payload[: needed[0]]
+
+    def _imported(self, name: str, state: Any, *range_: int) -> None:
+        data = ffi.from_buffer(state)
+        self._call(name, *range_, data, len(data))
+        self.token_count = self.position
+
+    # ---- sampling beside the batch ----------------------------------------------------------
+
+    def configure_chat_sampling(
+        self,
+        sampling: SamplingConfig | None,
+        metadata_json: str | None,
+        prompt_token_count: int = 0,
+    ) -> None:
+        """Constrain this session by a chat template's metadata (grammar, triggers); None clears
+        it. While configured, the sampling given per call is ignored."""
+        metadata = ffi.NULL if metadata_json is None else metadata_json.encode()
+        self._call(
+            "skippy_session_configure_chat_sampling",
+            raw_sampling(sampling),
+            metadata,
+            _u64(prompt_token_count, "prompt_token_count"),
+        )
+
+    def last_token_signal(self) -> TokenSignal:
+        """Entropy and top two of the last row. Raises InvalidArgument when there is none."""
+        raw = ffi.new("struct skippy_token_signal *")
+        self._call("skippy_session_last_token_signal", raw)
+        return TokenSignal(**{name: getattr(raw, name) for name in _SIGNAL_FIELDS})
+
+    def signal_window(self, window_tokens: int) -> GenerationSignalWindow:
+        """Signals over the last `window_tokens` (> 0) tokens."""
+        if not 0 < window_tokens < 2**32:
+            raise HostCheckError(f"window_tokens is {window_tokens}, but must be 1 to 2**32 - 1")
+        raw = ffi.new("struct skippy_generation_signal_window *")
+        self._call("skippy_session_signal_window", window_tokens, raw)
+        return GenerationSignalWindow(**{name: getattr(raw, name) for name in _WINDOW_FIELDS})
+
+
+_SIGNAL_FIELDS = tuple(TokenSignal.__dataclass_fields__)
+_WINDOW_FIELDS = tuple(GenerationSignalWindow.__dataclass_fields__)
+
+
+def _u64(value: int, name: str) -> int:
+    if not 0 <= value <= COUNT_MAX:
+        raise HostCheckError(f"{name} is {value}, but must be 0 to 2**64 - 1")
+    return value
+
+
+def _i32(value: int, name: str) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise HostCheckError(f"{name} is {value}, but must fit 32 bits")
+    return value
