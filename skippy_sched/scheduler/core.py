@@ -70,7 +70,7 @@ class Scheduler:
             request.cancel_requested = True
             self.state.marked.append(request)
 
-    # --- ends that no outcome brings ---------------------------------------------------------------
+    # --- ends that no outcome brings ------------------------------------------------------------
 
     def sweep(self, now: float) -> list[Request]:
         """End the requests that were cancelled or whose deadline passed; returns them."""
@@ -129,7 +129,7 @@ class Scheduler:
         state = self.state
         return [*state.decoding.values(), *state.prefilling.values(), *state.waiting.values()]
 
-    # --- iterations out, outcomes in -----------------------------------------------------------------
+    # --- iterations out, outcomes in ------------------------------------------------------------
 
     def next_iteration(self, now: float) -> Iteration | None:
         """Plan, book and return the next iteration; None when there is nothing to do."""

@@ -361,7 +361,7 @@ class Engine:
         self._wake.set()
         return cut
 
-    # --- what streams and observers are told --------------------------------------------------------
+    # --- what streams and observers are told ----------------------------------------------------
 
     def _publish(self, reconciled: Reconciled) -> None:
         """Hand the tokens of one outcome to their streams; runs while the next iteration does."""
@@ -369,15 +369,12 @@ class Engine:
             stream = self._streams.get(request.key)
             if stream is None:
                 continue
-            assembler = stream.assembler
-            text = assembler.push(token)
-            if assembler.stopped_by is not None:
-                self._scheduler.stop(request, assembler.stopped_by, self._clock.now())
-            if request.status.is_final and request.error is None:
+            text = stream.assembler.push(token)
+            self._apply_stop(request, stream)
+            if request.status.is_final:
                 self._publish_end(request, (token,), text)
-            elif text or not request.status.is_final:
-                if not stream.push(Event((token,), text)):
-                    request.paused = True
+            else:
+                request.paused = not stream.push(Event((token,), text))
         for request in reconciled.ended:
             self._publish_end(request)
 
@@ -391,6 +388,7 @@ class Engine:
             stream.fail(request.error)
         else:
             text += stream.assembler.flush()
+            self._apply_stop(request, stream)
             stream.push(
                 Event(tokens, text, request.finish_reason, request.stop_reason, request.usage)
             )

@@ -32,7 +32,7 @@ class RequestParams:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Exact token counts of one request; ``cached_tokens`` is the part of the prompt not computed."""
+    """Exact token counts of one request; ``cached_tokens`` of the prompt were not computed."""
 
     prompt_tokens: int
     completion_tokens: int

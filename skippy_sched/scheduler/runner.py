@@ -1,18 +1,20 @@
-"""Executes iterations on one model: sessions by key, one native batch each, faults per row.
+"""Executes iterations on one model, or on the stages of one: sessions by key, faults per row.
 
-Everything here runs on the one thread that owns the model's native calls. It finds out which row
-of a failed batch is guilty and what became of the others; what that means for their requests is
-for reconcile to say.
+Everything here runs on the one thread that owns the native calls. It finds out which row of a
+failed batch is guilty and what became of the others; what that means for their requests is for
+reconcile to say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from skippy_sched.native import (
     IterationEntry,
-    IterationSample,
     Model,
     NativeAnswerError,
     PartialBatchExecution,
@@ -34,13 +36,36 @@ from skippy_sched.scheduler.iteration import (
 )
 
 
-class ModelRunner:
-    """Sessions of one model, and how an iteration runs on them."""
+@dataclass(slots=True)
+class Row:
+    """One request's share of the batch, with its session on every stage."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._sessions: dict[int, StageSession] = {}
+    key: int
+    sessions: Sequence[StageSession]
+    tokens: Sequence[int]
+    sampling: SamplingConfig
+    sample_last: bool
+    phase: Phase
+
+    def entry(self, stage: int, frame: Any) -> IterationEntry:
+        return IterationEntry(
+            self.sessions[stage],
+            self.tokens,
+            sampling=self.sampling,
+            input=frame,
+            sample_last=self.sample_last,
+            phase=self.phase,
+        )
+
+
+class ModelRunner:
+    """``stages`` are the stages of one model in order; a whole model is its own only stage."""
+
+    def __init__(self, *stages: Model) -> None:
+        self.stages = stages
+        self._sessions: dict[int, list[StageSession]] = {}
         self._sampling: dict[int, SamplingConfig] = {}
+        self._vocabulary = stages[-1].facts.n_vocab
 
     def execute(self, iteration: Iteration) -> Outcome:
         """Run commands and batch; native errors end up as faults of rows, never as exceptions."""
@@ -48,10 +73,10 @@ class ModelRunner:
         began = time.perf_counter()
         for command in iteration.commands:
             self._command(command, outcome)
-        keys, entries = self._entries(iteration, outcome)
+        rows = self._rows(iteration, outcome)
         samples: dict[int, int] = {}
-        if entries:
-            self._run(keys, entries, samples, outcome)
+        if rows:
+            self._run(rows, samples, outcome)
         take = samples.get
         outcome.decode_samples = [take(key, NO_SAMPLE) for key in iteration.decode_keys]
         outcome.chunk_samples = [take(chunk.key, NO_SAMPLE) for chunk in iteration.chunks]
@@ -59,151 +84,144 @@ class ModelRunner:
         return outcome
 
     def close(self) -> None:
-        for session in self._sessions.values():
-            session.close()
+        for sessions in self._sessions.values():
+            for session in sessions:
+                session.close()
         self._sessions.clear()
-        self.model.close()
+        for stage in self.stages:
+            stage.close()
 
     # --- commands -------------------------------------------------------------------------------
 
     def _command(self, command: Command, outcome: Outcome) -> None:
         key = command.key
-        outcome.native_calls += 1
+        outcome.native_calls += len(self.stages)
         try:
             if isinstance(command, OpenSession):
-                self._sessions[key] = self.model.create_session()
                 self._sampling[key] = command.sampling
+                sessions = self._sessions[key] = []
+                for stage in self.stages:
+                    sessions.append(stage.create_session())
             elif isinstance(command, CloseSession):
                 self._sampling.pop(key, None)
-                session = self._sessions.pop(key, None)
-                if session is not None:
+                for session in self._sessions.pop(key, ()):
                     session.close()
             else:
-                self._sessions[key].reset()
+                for session in self._sessions[key]:
+                    session.reset()
         except SkippyNativeError as error:
             if not isinstance(command, CloseSession):
                 outcome.faults[key] = Fault(Fate.FAILED, error)
 
     # --- the batch ------------------------------------------------------------------------------
 
-    def _entries(
-        self, iteration: Iteration, outcome: Outcome
-    ) -> tuple[list[int], list[IterationEntry]]:
-        """Rows of sessions that failed to open are left out; they have their fault already."""
+    def _rows(self, iteration: Iteration, outcome: Outcome) -> list[Row]:
+        """Rows whose command failed are left out; they have their fault already."""
         sessions, sampling, faults = self._sessions, self._sampling, outcome.faults
-        keys: list[int] = []
-        entries: list[IterationEntry] = []
-        for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True):
-            if key not in faults:
-                keys.append(key)
-                entries.append(
-                    IterationEntry(
-                        sessions[key], (token,), sampling=sampling[key], phase=Phase.DECODE
-                    )
-                )
+        rows = [
+            Row(key, sessions[key], (token,), sampling[key], True, Phase.DECODE)
+            for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True)
+            if key not in faults
+        ]
         for chunk in iteration.chunks:
             key = chunk.key
-            if key in faults:
-                continue
-            keys.append(key)
-            entries.append(
-                IterationEntry(
-                    sessions[key],
-                    chunk.tokens,
-                    sampling=sampling[key],
-                    sample_last=chunk.sample_last,
-                    phase=Phase.PREFILL,
+            if key not in faults:
+                last = chunk.sample_last
+                rows.append(
+                    Row(key, sessions[key], chunk.tokens, sampling[key], last, Phase.PREFILL)
                 )
-            )
-        return keys, entries
+        return rows
 
-    def _run(
+    def _run(self, rows: Sequence[Row], samples: dict[int, int], outcome: Outcome) -> None:
+        """One native batch per stage; after a failure again in halves, down to the guilty row."""
+        frames: Sequence[Any] = [None] * len(rows)
+        output: Any = None
+        for stage in range(len(self.stages)):
+            entries = [row.entry(stage, frame) for row, frame in zip(rows, frames, strict=True)]
+            outcome.native_calls += 1
+            try:
+                output = iteration_batch_sampled(entries)
+            except PartialBatchExecution as partial:
+                outcome.partial_batches += 1
+                output = partial.outputs
+                self._stopped_part_way(rows, partial, outcome)
+                rows = rows[: partial.executed]
+                if not rows:
+                    return
+            except SkippyNativeError as error:
+                self._halve(rows, error, samples, outcome)
+                return
+            if stage + 1 < len(self.stages):
+                frames = output.request_outputs
+        self._collect(rows, output.samples, samples, outcome)
+
+    def _stopped_part_way(
+        self, rows: Sequence[Row], partial: PartialBatchExecution, outcome: Outcome
+    ) -> None:
+        """The row at ``executed`` is guilty; those after it did not run on this stage."""
+        guilty = rows[partial.executed]
+        outcome.faults[guilty.key] = Fault(Fate.FAILED, partial.cause)
+        for row in rows[partial.executed + 1 :]:
+            back = self._bring_back(row, outcome)
+            outcome.faults[row.key] = Fault(Fate.NOT_RUN if back else Fate.LOST, partial.cause)
+
+    def _halve(
         self,
-        keys: Sequence[int],
-        entries: Sequence[IterationEntry],
+        rows: Sequence[Row],
+        error: SkippyNativeError,
         samples: dict[int, int],
         outcome: Outcome,
     ) -> None:
-        """One native batch; after a failure again in halves, down to the row that is guilty."""
-        outcome.native_calls += 1
-        try:
-            output = iteration_batch_sampled(entries)
-            self._collect(keys, entries, output.samples, samples, outcome)
-        except PartialBatchExecution as partial:
-            outcome.partial_batches += 1
-            done = partial.executed
-            self._collect(keys, entries[:done], partial.outputs.samples, samples, outcome)
-            outcome.faults[keys[done]] = Fault(Fate.FAILED, partial.cause)
-            for key in keys[done + 1 :]:
-                outcome.faults[key] = Fault(Fate.NOT_RUN)
-        except SkippyNativeError as error:
-            kept = self._bring_back(keys, entries, error, outcome)
-            if len(entries) == 1:
-                outcome.faults[keys[0]] = Fault(Fate.FAILED, error)
-                return
-            middle = len(kept) // 2
-            for part in (kept[:middle], kept[middle:]):
-                if part:
-                    self._run(
-                        [keys[row] for row in part],
-                        [entries[row] for row in part],
-                        samples,
-                        outcome,
-                    )
+        kept = []
+        for row in rows:
+            if self._bring_back(row, outcome):
+                kept.append(row)
+            else:
+                outcome.faults[row.key] = Fault(Fate.LOST, error)
+        if len(rows) == 1:
+            outcome.faults[rows[0].key] = Fault(Fate.FAILED, error)
+            return
+        middle = len(kept) // 2
+        for part in (kept[:middle], kept[middle:]):
+            if part:
+                self._run(part, samples, outcome)
+
+    def _bring_back(self, row: Row, outcome: Outcome) -> bool:
+        """Put a row's sessions back where they stood before the iteration, natively and here."""
+        before = min(session.token_count for session in row.sessions)
+        for session in row.sessions:
+            with contextlib.suppress(SkippyNativeError):
+                if session.position != before or session.token_count != before:
+                    outcome.native_calls += 1
+                    session.trim(before)
+            if session.position != before or session.token_count != before:
+                return False
+        return True
 
     def _collect(
         self,
-        keys: Sequence[int],
-        entries: Sequence[IterationEntry],
-        given: Sequence[IterationSample],
+        rows: Sequence[Row],
+        given: Sequence[Any],
         samples: dict[int, int],
         outcome: Outcome,
     ) -> None:
         """Take the samples of rows that ran; a row whose answer is impossible is at fault."""
-        vocabulary = self.model.facts.n_vocab
-        for sample in given:
-            samples[keys[sample.request_index]] = sample.predicted_token
-        for key, entry in zip(keys, entries, strict=False):
-            session = entry.session
+        for index, token in given:
+            if index < len(rows):
+                samples[rows[index].key] = token
+        for row in rows:
             problem = None
-            if entry.sample_last:
-                token = samples.get(key, NO_SAMPLE)
-                if not 0 <= token < vocabulary:
-                    problem = (
-                        "no sample came back"
-                        if token == NO_SAMPLE
-                        else f"sampled token {token} is outside the vocabulary of {vocabulary}"
-                    )
-            if session.position != session.token_count:
-                problem = (
-                    f"the native session is at position {session.position}, "
-                    f"expected {session.token_count}"
-                )
-            if problem:
-                outcome.faults[key] = Fault(Fate.FAILED, NativeAnswerError(problem))
-
-    def _bring_back(
-        self,
-        keys: Sequence[int],
-        entries: Sequence[IterationEntry],
-        error: Exception,
-        outcome: Outcome,
-    ) -> list[int]:
-        """After a failed batch: the rows whose sessions stand where they stood before it.
-
-        A session that moved natively is trimmed back; where that fails it counts as lost.
-        """
-        kept: list[int] = []
-        for row, entry in enumerate(entries):
-            session = entry.session
-            try:
+            if row.sample_last:
+                token = samples.get(row.key, NO_SAMPLE)
+                if token == NO_SAMPLE:
+                    problem = "no sample came back"
+                elif not 0 <= token < self._vocabulary:
+                    problem = f"sampled token {token} is outside the vocabulary"
+            for session in row.sessions:
                 if session.position != session.token_count:
-                    outcome.native_calls += 1
-                    session.trim(session.token_count)
-                if session.position == session.token_count:
-                    kept.append(row)
-                    continue
-            except SkippyNativeError:
-                pass
-            outcome.faults[keys[row]] = Fault(Fate.LOST, error)
-        return kept
+                    problem = (
+                        f"the native session is at position {session.position}, "
+                        f"expected {session.token_count}"
+                    )
+            if problem:
+                outcome.faults[row.key] = Fault(Fate.FAILED, NativeAnswerError(problem))

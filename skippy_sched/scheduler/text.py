@@ -34,19 +34,24 @@ class TextAssembler:
         if not self._stops:
             return text
         text = self._held + text
+        keep_from = len(text) - self._could_become_stop(text)
         match = self._first_match(text)
-        if match is not None:
-            start, self.stopped_by = match
-            self._held = ""
-            return text[:start]
-        keep = self._could_become_stop(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        if match is not None and match[0] <= keep_from:
+            return self._stop(text, match)
+        # A match that starts after what is still open has to wait: the earlier start wins.
+        self._held = text[keep_from:]
+        return text[:keep_from]
 
     def flush(self) -> str:
         """The text held back, at the end of the stream; an incomplete character is dropped."""
-        held, self._held = self._held, ""
-        return "" if self.stopped_by is not None else held
+        text, self._held = self._held, ""
+        match = self._first_match(text)
+        return text if match is None else self._stop(text, match)
+
+    def _stop(self, text: str, match: tuple[int, str]) -> str:
+        start, self.stopped_by = match
+        self._held = ""
+        return text[:start]
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
         """The earliest start wins; of stops that start together, the one given first."""
