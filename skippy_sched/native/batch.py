@@ -6,7 +6,7 @@ sessions of a call or for none. Does not choose entries: that is the planner's.
 
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .library import Library
-    from .sampling import SamplingConfig
     from .session import StageSession
 
 _ROWS = 64  # rows to start with; the arrays grow to the largest batch seen
 _ALIGNMENT = 64  # of one row's payload in the buffer of all: a cache line
 
-_entry_columns = attrgetter("session", "token_ids", "positions", "sampling", "input", "sample_last")
-_session_columns = attrgetter("address", "runs_alone", "token_count")
 
 # A descriptor's head as the library is given it: zeros, and no producer.
 _EMPTY_HEAD = np.frombuffer(
@@ -161,36 +158,39 @@ class IterationBatch:
         """
         if not entries:
             return IterationBatchOutput([], [])
-        sessions, token_ids, positions, samplings, inputs, lasts = zip(
-            *map(_entry_columns, entries), strict=True
-        )
-        addresses, alone, counts = zip(*map(_session_columns, sessions), strict=True)
-        has_inputs = any(frame is not None for frame in inputs)
+        rows = len(entries)
+        sessions = [entry.session for entry in entries]
+        inputs = [entry.input for entry in entries]
+        alone = [session.runs_alone for session in sessions]
+        has_inputs = inputs.count(None) != rows
         if True in alone or (has_inputs and any(map(frame_has_optional_parts, inputs))):
             return iteration_one_at_a_time(entries)
-        rows = len(entries)
         if rows > self._rows:
             self._reserve_rows(max(rows, 2 * self._rows))
+        addresses = [session.address for session in sessions]
         if 0 in addresses:
             _refuse_closed(sessions)
         column = self._column
         column["session"][:rows] = addresses
-        column["sampling"][:rows] = _sampling_addresses(samplings)
-        column["sample_last"][:rows] = lasts
-        lengths = self._write_tokens(token_ids)
-        kept = self._write_positions(positions), self._write_inputs(inputs, has_inputs)
-        updated = [added(count, length) for count, length in zip(counts, lengths, strict=True)]
+        column["sampling"][:rows] = _sampling_addresses(entries)
+        column["sample_last"][:rows] = [entry.sample_last for entry in entries]
+        lengths = self._write_tokens([entry.token_ids for entry in entries])
+        positions = self._write_positions([entry.positions for entry in entries])
+        frames = self._write_inputs(inputs, has_inputs)
+        counts = [session.token_count for session in sessions]
+        added(max(counts), max(lengths))  # no sum can be larger
+        updated = list(map(add, counts, lengths))
         self._execute(rows, lengths, sessions[0].model.output_boundary)
-        del kept
+        del positions, frames  # the native call read them through bare addresses
         samples = self._samples(rows)
         for session, count in zip(sessions, updated, strict=True):
             session.token_count = count
         return IterationBatchOutput(self._outputs.frames(rows), samples)
 
-    def _write_tokens(self, token_ids: tuple[Any, ...]) -> list[int]:
+    def _write_tokens(self, token_ids: list[Any]) -> list[int]:
         """Put all token ids into one array and point the rows at it; their lengths."""
         if not set(map(type, token_ids)) <= {list, tuple}:
-            token_ids = tuple(int32_array(row, "token_ids") for row in token_ids)
+            token_ids = [int32_array(row, "token_ids") for row in token_ids]
         lengths = list(map(len, token_ids))
         rows, total = len(lengths), sum(lengths)
         if total > len(self._tokens):
@@ -215,7 +215,7 @@ class IterationBatch:
         self._column["token_ids"][:rows] = offsets * tokens.itemsize + self._tokens_address
         return lengths
 
-    def _write_positions(self, positions: tuple[Any, ...]) -> Any:
+    def _write_positions(self, positions: list[Any]) -> Any:
         """Point the rows at their explicit positions; what has to stay alive for the call."""
         rows = len(positions)
         if not any(map(len, positions)):
@@ -234,7 +234,7 @@ class IterationBatch:
         self._has_positions = True
         return block
 
-    def _write_inputs(self, inputs: tuple[Any, ...], any_input: bool) -> Any:
+    def _write_inputs(self, inputs: list[Any], any_input: bool) -> Any:
         """Point the rows at their input frames; what has to stay alive for the call."""
         rows = len(inputs)
         if not any_input:
@@ -298,14 +298,17 @@ class IterationBatch:
         )
 
 
-def _sampling_addresses(samplings: tuple[SamplingConfig | None, ...]) -> list[int]:
+def _sampling_addresses(
+    entries: Sequence[IterationEntry | DecodeFrameBatchEntry],
+) -> list[int]:
+    """Addresses of the C forms, 0 for greedy; a refused one is named with its request."""
     try:
-        return [0 if sampling is None else sampling.address for sampling in samplings]
+        return [0 if entry.sampling is None else entry.sampling.address for entry in entries]
     except HostCheckError:
-        for index, sampling in enumerate(samplings):
+        for index, entry in enumerate(entries):
             try:
-                if sampling is not None:
-                    sampling.validate()
+                if entry.sampling is not None:
+                    entry.sampling.validate()
             except HostCheckError as error:
                 raise HostCheckError(f"request {index}: {error}") from None
         raise
@@ -366,8 +369,7 @@ def _decode_batch(
 ) -> list[DecodeFrameBatchOutput]:
     rows = len(entries)
     model = sessions[0].model
-    samplings = _sampling_addresses(tuple(entry.sampling for entry in entries))
-    sampling = np.array(samplings, dtype=np.uint64)
+    sampling = np.array(_sampling_addresses(entries), dtype=np.uint64)
     handles = np.array([session.address for session in sessions], dtype=np.uint64)
     tokens = int32_array([entry.token_id for entry in entries], "token_id")
     kept = [(None, None) if e.input is None else e.input.pointers() for e in entries]

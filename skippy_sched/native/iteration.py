@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import NativeAnswerError
@@ -112,7 +113,9 @@ def collect_iteration_samples(
         max(indexes) >= request_count or min(indexes) < 0 or len(set(indexes)) != sampled_count
     ):
         raise NativeAnswerError(_wrong_index(request_count, indexes))
-    return list(map(IterationSample._make, zip(indexes, predicted_tokens, strict=False)))
+    pairs = zip(indexes, predicted_tokens, strict=False)
+    # As IterationSample(*pair) for each, without a Python call per sample.
+    return list(map(tuple.__new__, repeat(IterationSample), pairs))
 
 
 def _wrong_index(request_count: int, indexes: Sequence[int]) -> str:
