@@ -262,6 +262,10 @@ class Engine:
             dead=self._dead,
         )
 
+    def check_invariants(self) -> None:
+        """Assert what must hold between iterations; for tests and idle checks."""
+        self._scheduler.state.check()
+
     def _check_open(self) -> None:
         if self._dead is not None:
             raise EngineDead(f"the engine is dead: {self._dead}", retry_after_s=5)

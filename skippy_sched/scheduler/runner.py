@@ -100,8 +100,7 @@ class ModelRunner:
             if isinstance(command, OpenSession):
                 self._sampling[key] = command.sampling
                 sessions = self._sessions[key] = []
-                for stage in self.stages:
-                    sessions.append(stage.create_session())
+                sessions.extend(stage.create_session() for stage in self.stages)
             elif isinstance(command, CloseSession):
                 self._sampling.pop(key, None)
                 for session in self._sessions.pop(key, ()):

@@ -1,0 +1,65 @@
+"""What all tests share: simulated models from a few lines, and configurations for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skippy_sched.config import Config
+
+SimModel = Callable[..., Path]
+
+
+@pytest.fixture
+def sim_model(tmp_path: Path) -> SimModel:
+    """Writes a specification for the simulated engine and returns its path.
+
+    Keys with several values (``token``, ``fault``) take a list.
+    """
+    written = 0
+
+    def write(**keys: Any) -> Path:
+        nonlocal written
+        written += 1
+        lines = ["skippy-sim 1"]
+        for key, value in keys.items():
+            values = value if isinstance(value, list | tuple) else [value]
+            shown = (str(v).lower() if isinstance(v, bool) else v for v in values)
+            lines += [f"{key} = {v}" for v in shown]
+        path = tmp_path / f"model-{written}.sim"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sim_config(sim_model: SimModel) -> Callable[..., Config]:
+    """A configuration on the simulated engine; sections are given as dicts."""
+
+    def make(
+        model: dict[str, Any] | None = None,
+        *,
+        engine: dict[str, Any] | None = None,
+        scheduler: dict[str, Any] | None = None,
+        server: dict[str, Any] | None = None,
+    ) -> Config:
+        return Config.model_validate(
+            {
+                "model": {"path": str(sim_model(**(model or {}))), "name": "sim"},
+                "engine": {
+                    "library": "sim",
+                    "lanes": 4,
+                    "context_tokens": 512,
+                    "batch_tokens": 64,
+                    **(engine or {}),
+                },
+                "scheduler": scheduler or {},
+                "server": server or {},
+            }
+        )
+
+    return make
