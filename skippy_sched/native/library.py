@@ -6,6 +6,7 @@ Knows file names, the ABI version, symbols, features and devices. Does not know 
 from __future__ import annotations
 
 import os
+import sysconfig
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -60,10 +61,10 @@ def find_library(name: str = "llama") -> Path:
         if path.is_file():
             return path
         raise LibraryError(f"no library at {path}{source}: name an existing libskippy file")
-    # An editable install keeps the sources and the compiled libraries in different directories.
-    import skippy_sched.native as package
-
-    tried = [Path(directory) / f"libskippy-{name}.so" for directory in package.__path__]
+    # An editable install keeps the sources here and the compiled libraries with other packages.
+    file = f"libskippy-{name}.so"
+    installed = Path(sysconfig.get_path("platlib")) / "skippy_sched" / "native"
+    tried = [Path(__file__).parent / file, installed / file]
     for path in tried:
         if path.is_file():
             return path
