@@ -177,8 +177,14 @@ def latency_table(summary: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right")
     for name, title in METRICS.items():
         values = [summary.get(f"{column}_{name}_ms") for column in columns]
-        table.add_row(title, *("-" if value is None else f"{value:,.1f}" for value in values))
+        table.add_row(title, *(_cell(value) for value in values))
     return table
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def figures_table(summary: Mapping[str, Any]) -> Table:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from _client import Answer, Client, Closed, read_metrics
+from _client import Answer, Client, Closed, loop_factory, read_metrics
 from _options import check, parser
 from _report import (
     details,
@@ -331,15 +331,6 @@ def describe(args: argparse.Namespace, load: Load) -> dict[str, Any]:
         "warmup_requests": max(1, args.warmup),
         "extras": sorted(load.extras),
     }
-
-
-def loop_factory() -> Any:
-    """uvloop's loop where it is installed: half the cost per event."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def main() -> int:
