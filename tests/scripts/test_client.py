@@ -41,7 +41,7 @@ def with_length(status: int, body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("size", [37, 10_000])
 def test_a_chunked_response_split_at_every_byte_gives_the_same_body(size: int) -> None:
     raw = chunked(EVENTS, size)
     for cut in range(len(raw) + 1):
