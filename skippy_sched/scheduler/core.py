@@ -50,9 +50,9 @@ class Scheduler:
                 f"{waiting} requests are waiting, the most that may; try again later "
                 "or raise scheduler.waiting_requests_max"
             )
-        if waiting and state.waiting_tokens + prompt_tokens > limits.waiting_tokens:
+        if waiting and state.waiting.tokens + prompt_tokens > limits.waiting_tokens:
             raise QueueFull(
-                f"{state.waiting_tokens} prompt tokens are waiting and this prompt has "
+                f"{state.waiting.tokens} prompt tokens are waiting and this prompt has "
                 f"{prompt_tokens}; at most {limits.waiting_tokens} may wait; try again later "
                 "or raise scheduler.waiting_tokens_max"
             )
@@ -127,14 +127,14 @@ class Scheduler:
 
     def live_requests(self) -> list[Request]:
         state = self.state
-        return [*state.decoding.values(), *state.prefilling.values(), *state.waiting.values()]
+        return [*state.decoding.values(), *state.prefilling.values(), *state.waiting]
 
     # --- iterations out, outcomes in ------------------------------------------------------------
 
     def next_iteration(self, now: float) -> Iteration | None:
         """Plan, book and return the next iteration; None when there is nothing to do."""
         state = self.state
-        chosen = plan(state)
+        chosen = plan(state, now)
         self.last_plan = chosen
         if chosen.is_empty and not state.commands:
             return None

@@ -68,16 +68,22 @@ class Engine:
             random_generator(seed),
             observer,
         )
+        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(engine._run(), name="skippy-scheduler")
                 tasks.create_task(engine._watch(), name="skippy-watchdog")
                 try:
                     yield engine
+                except Exception as error:
+                    # The caller's own exception must not reach it wrapped in a group.
+                    failure = error
                 finally:
                     engine._stop()
         finally:
             await engine._executor.close()
+        if failure is not None:
+            raise failure
 
     def __init__(
         self,
@@ -235,7 +241,7 @@ class Engine:
         last = self._last_iteration_at
         return Statistics(
             waiting=len(state.waiting),
-            waiting_tokens=state.waiting_tokens,
+            waiting_tokens=state.waiting.tokens,
             prefilling=len(state.prefilling),
             decoding=len(state.decoding),
             lanes=state.limits.lanes,
@@ -381,6 +387,11 @@ class Engine:
                 request.paused = not stream.push(Event((token,), text))
         for request in reconciled.ended:
             self._publish_end(request)
+
+    def _apply_stop(self, request: Request, stream: Stream) -> None:
+        stop = stream.assembler.stopped_by
+        if stop is not None:
+            self._scheduler.stop(request, stop, self._clock.now())
 
     def _publish_end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
         """Give the terminal answer, once, and forget the request."""

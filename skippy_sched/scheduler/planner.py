@@ -43,7 +43,7 @@ class Plan:
         return not self.decodes and not self.chunks
 
 
-def plan(state: State) -> Plan:
+def plan(state: State, now: float) -> Plan:
     limits = state.limits
     waits: dict[int, Wait] = {}
     decodes: list[Request] = []
@@ -78,7 +78,7 @@ def plan(state: State) -> Plan:
             give(request)
 
     admitted: list[Request] = []
-    for request in state.waiting.values():
+    for request in state.waiting.in_order(now):
         if len(admitted) == state.lanes_free:
             waits[request.key] = Wait.LANE
             break

@@ -47,6 +47,7 @@ def reconcile(
     result = Reconciled()
     faults = outcome.faults
     tokens, gaps = result.tokens, result.gaps_s
+    served = state.share.served
 
     # The common case, written flat: it runs once per running request and iteration.
     for request, sample in zip(decodes, outcome.decode_samples, strict=True):
@@ -57,6 +58,7 @@ def reconcile(
         request.computed += 1
         if request.status.is_final:
             continue
+        served[request.tenant] += request.charge
         last = request.last_token_at
         if last is not None:
             gaps.append(now - last)
@@ -75,7 +77,10 @@ def reconcile(
             continue
         request.computed += len(chunk.tokens)
         result.prefill_tokens += len(chunk.tokens)
-        if request.status.is_final or not chunk.sample_last:
+        if request.status.is_final:
+            continue
+        served[request.tenant] += request.charge * len(chunk.tokens)
+        if not chunk.sample_last:
             continue
         assert sample != NO_SAMPLE
         state.start_decode(request)

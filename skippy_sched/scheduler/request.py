@@ -85,6 +85,7 @@ class Request:
         "arrived_at",
         "cached_tokens",
         "cancel_requested",
+        "charge",
         "computed",
         "deadline_at",
         "error",
@@ -104,6 +105,7 @@ class Request:
         "status",
         "stop_reason",
         "stop_tokens",
+        "tenant",
         "token_limit",
         "tokens",
     )
@@ -132,6 +134,9 @@ class Request:
         self.stop_tokens = stop_tokens
         self.arrived_at = arrived_at
         self.deadline_at = None if params.timeout_s is None else arrived_at + params.timeout_s
+        self.tenant = params.tenant
+        #: what one computed token adds to its tenant's counter: 1 / weight
+        self.charge = 1.0
         self.computed = 0
         self.cached_tokens = 0
         #: tokens handed to the engine and not yet reconciled

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.iteration import CloseSession, Command, OpenSession
+from skippy_sched.scheduler.policy import FairShare, WaitingQueue
 from skippy_sched.scheduler.request import FinishReason, Request, Status
 
 
@@ -24,6 +25,7 @@ class Limits:
     chunk_tokens: int  # of one request in one iteration
     waiting_requests: int
     waiting_tokens: int
+    aging_s: float = 30.0  # waiting that long lifts a request by one priority class
 
 
 @dataclass(slots=True)
@@ -50,12 +52,12 @@ class Totals:
 class State:
     """Requests by stage of life. Every live request is in exactly one container."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, share: FairShare | None = None) -> None:
         self.limits = limits
-        self.waiting: dict[int, Request] = {}
+        self.share = share or FairShare()
+        self.waiting = WaitingQueue(self.share, limits.aging_s)
         self.prefilling: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
-        self.waiting_tokens = 0
         self.lanes_free = limits.lanes
         #: sent ahead of the next iteration's batch, in this order
         self.commands: list[Command] = []
@@ -76,24 +78,20 @@ class State:
         running = (*self.prefilling.values(), *self.decoding.values())
         return sum(request.computed for request in running)
 
-    def find(self, key: int) -> Request | None:
-        return self.decoding.get(key) or self.prefilling.get(key) or self.waiting.get(key)
-
     # --- moves ------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
         assert request.status is Status.WAITING
-        assert request.key not in self.waiting
-        self.waiting[request.key] = request
-        self.waiting_tokens += request.prompt_tokens
+        self.share.enter(request.tenant)
+        request.charge = 1.0 / self.share.weight(request.tenant)
+        self.waiting.push(request)
         self.totals.accepted += 1
         self.totals.prompt_tokens += request.prompt_tokens
 
     def admit(self, request: Request) -> None:
         """From the queue to a lane."""
         assert self.lanes_free > 0
-        del self.waiting[request.key]
-        self.waiting_tokens -= request.prompt_tokens
+        self.waiting.remove(request)
         self.lanes_free -= 1
         self.commands.append(OpenSession(request.key, request.sampling))
         request.status = Status.PREFILL
@@ -132,8 +130,7 @@ class State:
         """The one place where a request ends; its lane is free for the next iteration."""
         assert not request.status.is_final, f"{request} ended twice"
         if request.status is Status.WAITING:
-            del self.waiting[request.key]
-            self.waiting_tokens -= request.prompt_tokens
+            self.waiting.remove(request)
         else:
             table = self.prefilling if request.status is Status.PREFILL else self.decoding
             del table[request.key]
@@ -142,6 +139,7 @@ class State:
         request.status = status
         request.finished_at = now
         request.paused = False
+        self.share.leave(request.tenant)
         totals = self.totals
         totals.generated_tokens += request.completion_tokens
         if status is Status.FINISHED:
@@ -159,13 +157,15 @@ class State:
         ended = totals.finished + totals.cancelled + totals.failed
         assert totals.accepted == ended + self.live, (totals, self.live)
         assert self.lanes_free + self.running == self.limits.lanes
-        assert self.waiting_tokens == sum(r.prompt_tokens for r in self.waiting.values())
-        for table, status in (
-            (self.waiting, Status.WAITING),
-            (self.prefilling, Status.PREFILL),
-            (self.decoding, Status.DECODE),
+        waiting = list(self.waiting)
+        assert len(self.waiting) == len(waiting)
+        assert self.waiting.tokens == sum(len(request.tokens) for request in waiting)
+        for requests, status in (
+            (waiting, Status.WAITING),
+            (self.prefilling.values(), Status.PREFILL),
+            (self.decoding.values(), Status.DECODE),
         ):
-            for request in table.values():
+            for request in requests:
                 assert request.status is status, request
                 assert 0 <= request.cached_tokens <= request.computed <= len(request.tokens)
                 assert len(request.tokens) <= request.token_limit
