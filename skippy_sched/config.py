@@ -87,6 +87,17 @@ class SchedulerSection(Section):
     waiting_tokens_max: Count = Field(
         1_000_000, description="prompt tokens that may wait; more are refused with 429"
     )
+    inter_token_target_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="gap between a stream's tokens that new prompts may cause; "
+        "unset: twice what the running streams take alone",
+    )
+    aging_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="waiting that long lifts a request by one priority"
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="share of tokens by tenant; others have weight 1"
+    )
     stream_buffer_tokens: Count = Field(
         256, description="tokens kept for a consumer that reads slowly before its request pauses"
     )

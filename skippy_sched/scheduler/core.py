@@ -11,8 +11,10 @@ import heapq
 from dataclasses import dataclass
 
 from skippy_sched.errors import DeadlineExceeded, QueueFull, RequestError
+from skippy_sched.scheduler.cost import CostModel
 from skippy_sched.scheduler.iteration import Iteration, Outcome
-from skippy_sched.scheduler.planner import Plan, plan
+from skippy_sched.scheduler.planner import Budget, Plan, plan
+from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.reconcile import Reconciled, reconcile
 from skippy_sched.scheduler.request import Request, Status
 from skippy_sched.scheduler.state import Limits, State
@@ -23,14 +25,25 @@ class UnderWay:
     """An iteration that was handed out, with the requests of its rows."""
 
     iteration: Iteration
-    decodes: list[Request]
+    plan: Plan
     chunk_requests: list[Request]
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
-        self.state = State(limits)
-        self.last_plan = Plan([], [], [], {})
+    """``inter_token_s``: the gap between tokens that prompts may cause; None: automatic."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        share: FairShare | None = None,
+        costs: CostModel | None = None,
+        inter_token_s: float | None = None,
+    ) -> None:
+        self.state = State(limits, share)
+        self.costs = costs or CostModel()
+        self.inter_token_s = inter_token_s
+        self.last_plan: Plan | None = None
         self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._next_number = 1
@@ -134,7 +147,8 @@ class Scheduler:
     def next_iteration(self, now: float) -> Iteration | None:
         """Plan, book and return the next iteration; None when there is nothing to do."""
         state = self.state
-        chosen = plan(state, now)
+        budget = Budget(state.limits.batch_tokens, self.costs.coefficients, self.inter_token_s)
+        chosen = plan(state, budget, now)
         self.last_plan = chosen
         if chosen.is_empty and not state.commands:
             return None
@@ -155,7 +169,7 @@ class Scheduler:
             self._next_number, state.take_commands(), decode_keys, decode_tokens, chosen.chunks
         )
         self._next_number += 1
-        self._under_way[iteration.number] = UnderWay(iteration, chosen.decodes, chunk_requests)
+        self._under_way[iteration.number] = UnderWay(iteration, chosen, chunk_requests)
         return iteration
 
     def on_outcome(self, outcome: Outcome, now: float) -> Reconciled:
@@ -170,7 +184,13 @@ class Scheduler:
             totals.decode_iterations += 1
             totals.decode_rows += len(iteration.decode_keys)
         reconciled = reconcile(
-            self.state, iteration, under_way.decodes, under_way.chunk_requests, outcome, now
+            self.state, iteration, under_way.plan.decodes, under_way.chunk_requests, outcome, now
         )
         totals.prefill_tokens += reconciled.prefill_tokens
+        reconciled.work = under_way.plan.work
         return reconciled
+
+    def learn(self, outcome: Outcome, reconciled: Reconciled) -> None:
+        """Fit the costs to a clean iteration; apart from ``on_outcome`` so that it can wait."""
+        if not outcome.faults and reconciled.work is not None:
+            self.costs.observe(reconciled.work, outcome.native_s)

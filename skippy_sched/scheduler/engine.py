@@ -25,6 +25,7 @@ from skippy_sched.scheduler.intake import Intake
 from skippy_sched.scheduler.iteration import Executor, Outcome
 from skippy_sched.scheduler.loading import DETERMINISTIC_CHUNK_TOKENS, end_tokens, open_model
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord, Statistics
+from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
 from skippy_sched.scheduler.runner import ModelRunner
@@ -37,6 +38,8 @@ log = structlog.get_logger("skippy_sched.engine")
 
 #: Longer texts are tokenized in a thread: about a millisecond of work at this length.
 TOKENIZE_INLINE_CHARS = 4096
+#: The longest wait for the last native call when the engine is closed.
+CLOSE_TIMEOUT_S = 10.0
 
 
 class Engine:
@@ -81,7 +84,8 @@ class Engine:
                 finally:
                     engine._stop()
         finally:
-            await engine._executor.close()
+            # A hung or dead worker can't be waited for.
+            await engine._executor.close(0.0 if engine._dead else CLOSE_TIMEOUT_S)
         if failure is not None:
             raise failure
 
@@ -101,6 +105,7 @@ class Engine:
         self.facts: ModelFacts = facts
         self.context_tokens = min(context, facts.n_ctx_train) if facts.n_ctx_train else context
         self.stream_buffer_tokens = config.scheduler.stream_buffer_tokens
+        target = config.scheduler.inter_token_target_ms
         self._scheduler = Scheduler(
             Limits(
                 lanes=facts.lane_count,
@@ -109,7 +114,10 @@ class Engine:
                 chunk_tokens=min(chunk, facts.n_batch),
                 waiting_requests=config.scheduler.waiting_requests_max,
                 waiting_tokens=config.scheduler.waiting_tokens_max,
-            )
+                aging_s=config.scheduler.aging_s,
+            ),
+            share=FairShare(config.scheduler.tenant_weights),
+            inter_token_s=None if target is None else target / 1000,
         )
         self._watchdog_s = config.scheduler.watchdog_s
         self._model = model
@@ -212,6 +220,10 @@ class Engine:
             piece = b"" if token in self._end_tokens else self._model.detokenize([token])
             self._pieces[token] = piece
         return piece
+
+    def special_text(self, token: int) -> str:
+        """How a special token is written in a text; empty for -1, which means no token."""
+        return self._model.detokenize([token]).decode("utf-8", "replace") if token >= 0 else ""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -320,6 +332,7 @@ class Engine:
         plan_s = clock.now() - began
         for outcome, reconciled, reconcile_s in came:
             self._publish(reconciled)
+            scheduler.learn(outcome, reconciled)
             self._observe(outcome, reconciled, plan_s, reconcile_s)
         for request in ended:
             self._publish_end(request)

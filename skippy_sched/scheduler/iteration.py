@@ -112,5 +112,5 @@ class Executor(Protocol):
     def start(self, on_outcome: Callable[[Outcome], None]) -> None:
         """Begin; outcomes are handed to ``on_outcome`` on the event loop's thread."""
 
-    async def close(self) -> None:
-        """Free every session and the model; outcomes still under way are dropped."""
+    async def close(self, timeout_s: float) -> None:
+        """Free every session and the model; what does not return in time is left behind."""

@@ -1,8 +1,9 @@
-"""Chooses the next iteration: a pure function of the state and its limits.
+"""Chooses the next iteration: a pure function of the state, the budget and the time.
 
 Decodes first, so that no running stream ever waits for somebody's prompt; then the prompts that
-have a lane, in the order of their admission; then new ones while lanes last. Does not change the
-state and does not talk to an engine.
+have a lane, in the order of their admission; then new ones while lanes last. Prompts share what
+the budget leaves: tokens of the native batch, and the time that running streams can spare.
+Does not change the state and does not talk to an engine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from skippy_sched.scheduler.cost import Coefficients, Work
 from skippy_sched.scheduler.iteration import Chunk
 from skippy_sched.scheduler.request import Request
 from skippy_sched.scheduler.state import State
@@ -25,6 +27,41 @@ class Wait(Enum):
     QUEUE = "the requests before it"
 
 
+#: While streams run, an iteration may take this many times what they alone would take.
+STRETCH = 2.0
+#: Prompts always advance by this many tokens, even if the decodes alone exceed the target.
+PREFILL_TOKENS_MIN = 4
+#: With no stream to disturb, an iteration still ends soon enough to notice what has changed.
+UNDISTURBED_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What an iteration may cost. ``inter_token_s`` None: ``STRETCH`` times the decodes alone.
+
+    ``costs`` None: only tokens count.
+    """
+
+    tokens: int
+    costs: Coefficients | None = None
+    inter_token_s: float | None = None
+
+    def prefill_tokens(self, decode_rows: int, cached_tokens: int) -> int:
+        """The most prompt tokens to put beside so many decodes."""
+        left = self.tokens - decode_rows
+        if self.costs is None:
+            return left
+        decodes = Work(decode_rows, 0, cached_tokens)
+        if not decode_rows:
+            target_s = UNDISTURBED_S
+        elif self.inter_token_s is not None:
+            target_s = self.inter_token_s
+        else:
+            target_s = STRETCH * self.costs.predict(decodes)
+        within = self.costs.prefill_tokens_within(target_s, decodes)
+        return min(left, max(within, PREFILL_TOKENS_MIN))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The rows of the next iteration, whom it admits, and why the others have to wait.
@@ -37,16 +74,18 @@ class Plan:
     chunks: list[Chunk]
     admitted: list[Request]
     waits: dict[int, Wait]
+    work: Work
 
     @property
     def is_empty(self) -> bool:
         return not self.decodes and not self.chunks
 
 
-def plan(state: State, now: float) -> Plan:
+def plan(state: State, budget: Budget, now: float) -> Plan:
     limits = state.limits
     waits: dict[int, Wait] = {}
     decodes: list[Request] = []
+    cached = 0
     for request in state.decoding.values():
         if request.in_flight:
             waits[request.key] = Wait.OUTCOME
@@ -54,13 +93,14 @@ def plan(state: State, now: float) -> Plan:
             waits[request.key] = Wait.CONSUMER
         else:
             decodes.append(request)
-    left = limits.batch_tokens - len(decodes)
-    assert left >= 0, "the token budget is at least the lane count"
+            cached += request.computed
+    assert len(decodes) <= budget.tokens, "the token budget is at least the lane count"
 
     chunks: list[Chunk] = []
+    allowed = left = budget.prefill_tokens(len(decodes), cached)
 
     def give(request: Request) -> None:
-        nonlocal left
+        nonlocal left, cached
         wanted = len(request.tokens) - request.computed
         given = min(wanted, left, limits.chunk_tokens)
         if given < wanted:
@@ -70,6 +110,7 @@ def plan(state: State, now: float) -> Plan:
             chunk = request.tokens[request.computed : end]
             chunks.append(Chunk(request.key, request.computed, chunk, given == wanted))
             left -= given
+            cached += request.computed
 
     for request in state.prefilling.values():
         if request.in_flight:
@@ -87,4 +128,5 @@ def plan(state: State, now: float) -> Plan:
             break
         admitted.append(request)
         give(request)
-    return Plan(decodes, chunks, admitted, waits)
+    work = Work(len(decodes), allowed - left, cached)
+    return Plan(decodes, chunks, admitted, waits, work)

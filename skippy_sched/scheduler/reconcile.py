@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from skippy_sched.errors import EngineFailure
+from skippy_sched.scheduler.cost import Work
 from skippy_sched.scheduler.iteration import (
     NO_SAMPLE,
     Fate,
@@ -32,6 +33,7 @@ class Reconciled:
     ended: list[Request] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     prefill_tokens: int = 0
+    work: Work | None = None
 
 
 def reconcile(

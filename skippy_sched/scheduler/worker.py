@@ -38,7 +38,7 @@ class Worker:
     def submit(self, iteration: Iteration) -> None:
         self._orders.put(iteration)
 
-    async def close(self, timeout_s: float = 10.0) -> None:
+    async def close(self, timeout_s: float) -> None:
         """Free sessions and model once the iteration under way is done.
 
         If it does not return in time the thread and the model are left behind.
