@@ -15,7 +15,7 @@ import numpy as np
 
 from .activation import ActivationBoundary
 from .cdef import ffi
-from .errors import ClosedError, ErrorSlot, HostCheckError, Status
+from .errors import ClosedError, ErrorSlot, HostCheckError, NativeError, Status
 from .facts import ModelFacts, batch_invariance, read_facts
 from .options import ModelOptions, runtime_config
 from .session import StageSession
@@ -218,23 +218,26 @@ class Model:
     # ---- end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the live sessions, then the model; a second call does nothing.
+        """Free the live sessions, then the model; on a closed model it does nothing.
 
-        Raises the first NativeError, after everything was freed as far as it goes.
+        Raises the first NativeError, after everything was freed as far as it goes: nothing of
+        the model can be used afterwards.
         """
         if self._raw is None:
             return
         first: Exception | None = None
-        for session in self.sessions:
+        for session in 2 * self.sessions:  # one that could not be freed gets a second chance
             try:
                 session.close()
-            except Exception as error:  # the model must still be freed
+            except NativeError as error:  # the model must still be freed
                 first = first or error
+        for session in self.sessions:
+            session.abandon()
         raw, self._raw = self._raw, None
         slot: ErrorSlot = self.library.error_slot()
         try:
             slot.check("skippy_model_free", self.lib.skippy_model_free(raw, slot.out))
-        except Exception as error:
+        except NativeError as error:
             first = first or error
         if first is not None:
             raise first

@@ -80,18 +80,24 @@ class SessionState:
         return self._raw is None
 
     def close(self) -> None:
-        """Free the native session and its lane; a second call does nothing.
+        """Free the native session and its lane; on a closed session it does nothing.
 
-        The handle is gone even when this raises NativeError: a library that reports a failure
-        may have freed it, and freeing twice would corrupt memory.
+        Raises NativeError; the session is then still open and can be closed again, except after
+        InvalidArgument, which says that the library knows no such session.
         """
         if self._raw is None:
             return
-        raw, self._raw = self._raw, None
+        slot = self.model.library.error_slot()
+        status = self.lib.skippy_session_free(self._raw, slot.out)
+        if status in (Status.OK, Status.INVALID_ARGUMENT):
+            self.abandon()
+        slot.check("skippy_session_free", status)
+
+    def abandon(self) -> None:
+        """Let go of the handle without freeing it: for a model that is being closed."""
+        self._raw = None
         self.model.disown(self.address)
         self.address = 0
-        slot = self.model.library.error_slot()
-        slot.check("skippy_session_free", self.lib.skippy_session_free(raw, slot.out))
 
     def __enter__(self) -> SessionState:
         return self

@@ -19,9 +19,10 @@ def a_foreign_library(
     """A tiny libskippy: every required symbol does nothing, apart from those it lacks."""
     source = path.with_suffix(".c")
     names = [n for n in REQUIRED_SYMBOLS if n not in lacking and n != "skippy_abi_version"]
+    numbers = ", ".join(map(str, version))
     lines = [
         "struct v { unsigned a, b, c; };",
-        "struct v skippy_abi_version(void) { return (struct v){%d, %d, %d}; }" % version,
+        f"struct v skippy_abi_version(void) {{ return (struct v){{{numbers}}}; }}",
         *(f"int {name}(void) {{ return 3; }}" for name in names),
     ]
     source.write_text("\n".join(lines) + "\n")
