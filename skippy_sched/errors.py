@@ -2,7 +2,8 @@
 
 SkippySchedError
 ├── ConfigError              the TOML file, an environment variable or a flag is wrong
-├── StartupError             the native library, the model or the address cannot be had
+├── StartupError             the native library or the model cannot be had
+│   └── AddressUnavailable   the daemon cannot listen where it should
 └── RequestError             one request ends without a result
     ├── InvalidRequest       the request itself is wrong
     │   └── ContextLengthExceeded
@@ -25,13 +26,26 @@ from typing import ClassVar
 class SkippySchedError(Exception):
     """Root of everything raised on purpose by this package above the native boundary."""
 
+    #: what a command that ends with this error exits with
+    exit_code: ClassVar[int] = 1
+
 
 class ConfigError(SkippySchedError):
     """Configuration was refused; the message has one line per problem."""
 
+    exit_code = 78
+
 
 class StartupError(SkippySchedError):
     """The engine or the daemon could not start; the message says what to do."""
+
+    exit_code = 69
+
+
+class AddressUnavailable(StartupError):
+    """The address is in use, not ours, or not known."""
+
+    exit_code = 71
 
 
 class RequestError(SkippySchedError):

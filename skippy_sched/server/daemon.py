@@ -1,0 +1,259 @@
+"""The daemon's life: listen, load, serve, drain, end with a code that tells how it went.
+
+Knows signals, sockets and uvicorn. Does not know what is served: the app does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from enum import IntEnum
+
+import structlog
+import uvicorn
+import uvloop
+
+from skippy_sched.config import Config, ServerSection
+from skippy_sched.default_model import Progress, with_model_path
+from skippy_sched.errors import AddressUnavailable, StartupError
+from skippy_sched.scheduler.engine import Engine
+from skippy_sched.server.app import App
+from skippy_sched.server.metrics import Metrics
+from skippy_sched.server.receipts import Receipts
+from skippy_sched.server.served_model import model_name, serve_model
+
+log = structlog.get_logger("skippy_sched.daemon")
+
+#: Connections that the kernel holds while the loop is busy.
+BACKLOG = 2048
+#: Longer than clients keep unused connections, so that it is they who close them.
+KEEP_ALIVE_S = 75
+#: What readers get to take the last bytes after their requests have ended.
+LAST_BYTES_S = 5
+#: A native call cannot be interrupted; past this the process ends around it.
+STOP_NOW_S = 0.8
+STOP_LOADING_S = 1.0
+#: Every client has its answer as soon as the engine is dead; this is for the bytes to leave.
+DEATH_S = 2.0
+
+
+class ExitCode(IntEnum):
+    """StartupError and ConfigError bring their own (69, 71, 78)."""
+
+    CLEAN = 0
+    STOPPED_AT_ONCE = 1
+    ENGINE_DIED = 70
+
+
+def serve(config: Config, progress: Progress | None = None) -> int:
+    """Run the daemon to its end and return its exit code; raises StartupError."""
+    listener = listen(config.server)
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Daemon(config, listener, progress).run())
+
+
+def listen(section: ServerSection) -> socket.socket:
+    """A listening socket; raises AddressUnavailable.
+
+    Made before anything is loaded, so that a port in use is known at once.
+    """
+    host, port = section.host, section.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise AddressUnavailable(
+            f"no such address {host!r} (server.host): {error.strerror}"
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressUnavailable(f"cannot listen on {host}:{port}: {_why(error)}") from error
+    return listener
+
+
+def _why(error: OSError) -> str:
+    hints = {
+        errno.EADDRINUSE: "it is in use; stop the other process or choose another --port",
+        errno.EACCES: "not allowed; ports below 1024 need privileges, choose another --port",
+        errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
+    }
+    return hints.get(error.errno or 0, str(error.strerror))
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the daemon's."""
+        yield
+
+
+class Daemon:
+    """One run, from a listening socket to an exit code."""
+
+    def __init__(self, config: Config, listener: socket.socket, progress: Progress | None) -> None:
+        self._config = config
+        self._listener = listener
+        self._progress = progress
+        self._metrics = Metrics(model_name(config))
+        self._app = App(config, self._metrics)
+        self._server = _Server(
+            uvicorn.Config(
+                self._app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_BYTES_S,
+            )
+        )
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        #: the same as ``_stop``, for threads
+        self._stop_loading = threading.Event()
+        self._cut = 0
+
+    async def run(self) -> int:
+        """Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        failure: StartupError | None = None
+        code: int = ExitCode.CLEAN
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._server.serve(sockets=[self._listener]), name="http")
+            probe = tasks.create_task(self._metrics.probe_lag(), name="lag-probe")
+            try:
+                code = await self._serve_model()
+            except StartupError as error:
+                failure = error
+            finally:
+                probe.cancel()
+                self._server.should_exit = True
+        if failure is not None and not self._stop.is_set():
+            raise failure
+        log.info("stopped", exit_code=int(code), cut=self._cut)
+        return code
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            log.warning("stopping_at_once", signal=name)
+            self._stop_now.set()
+            self._server.force_exit = True
+            _exit_within(STOP_NOW_S, ExitCode.STOPPED_AT_ONCE)
+            return
+        log.info("stopping", signal=name, hint="a second signal stops at once")
+        self._stop.set()
+        self._stop_loading.set()
+        self._app.is_draining = True
+        if self._app.served is None:
+            _exit_within(STOP_LOADING_S, ExitCode.CLEAN)
+
+    # --- the model's part -----------------------------------------------------------------------
+
+    async def _serve_model(self) -> int:
+        config = await asyncio.to_thread(
+            with_model_path, self._config, self._progress, self._stop_loading
+        )
+        log.info("loading", model=config.model.path, library=config.engine.library)
+        failure: StartupError | None = None
+        code: int = ExitCode.CLEAN
+        async with Engine.open(config, observer=Receipts(self._metrics)) as engine:
+            try:
+                self._app.served = serve_model(config, engine)
+            except StartupError as error:
+                failure = error
+            else:
+                self._metrics.watch(engine)
+                self._announce(engine)
+                code = await self._until_end(engine)
+        if failure is not None:
+            raise failure
+        return code
+
+    def _announce(self, engine: Engine) -> None:
+        url = _url(self._listener)
+        assert self._app.served is not None
+        name = self._app.served.name
+        log.info(
+            "serving",
+            url=url,
+            model=name,
+            lanes=engine.facts.lane_count,
+            context_tokens=engine.context_tokens,
+        )
+        if not self._config.server.api_keys and not _is_loopback(self._listener):
+            log.warning(
+                "open_to_all",
+                hint="anyone who reaches this address can use it; set server.api_keys",
+            )
+        if sys.stderr.isatty():
+            sys.stderr.write(
+                f"try:  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d "
+                """'{"stream": true, "messages": [{"role": "user", "content": "Hello!"}]}'\n"""
+            )
+
+    async def _until_end(self, engine: Engine) -> int:
+        """Serve until a signal or the engine's death; then let what runs come to its end."""
+        async with asyncio.TaskGroup() as tasks:
+            died = tasks.create_task(engine.died(), name="death-watch")
+            stopped = tasks.create_task(self._stop.wait(), name="stop-watch")
+            await asyncio.wait({died, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            died.cancel()
+            stopped.cancel()
+        if (reason := engine.statistics().dead) is not None:
+            log.error("ending", reason=reason, exit_code=int(ExitCode.ENGINE_DIED))
+            _exit_within(DEATH_S, ExitCode.ENGINE_DIED)
+            return ExitCode.ENGINE_DIED
+        await self._drain(engine)
+        return ExitCode.STOPPED_AT_ONCE if self._stop_now.is_set() else ExitCode.CLEAN
+
+    async def _drain(self, engine: Engine) -> None:
+        now = engine.statistics()
+        limit_s = self._config.server.drain_timeout_s
+        log.info("draining", running=now.running, waiting=now.waiting, limit_s=limit_s)
+        async with asyncio.TaskGroup() as tasks:
+            hurry = tasks.create_task(self._cut_on_second_signal(engine), name="hurry")
+            self._cut += await engine.drain(limit_s)
+            hurry.cancel()
+        if self._cut:
+            log.warning("drained", cut=self._cut, hint="these requests ended with an error")
+
+    async def _cut_on_second_signal(self, engine: Engine) -> None:
+        await self._stop_now.wait()
+        self._cut += await engine.drain(0)
+
+
+def _exit_within(seconds: float, code: ExitCode) -> None:
+    """End the process at the latest then, whatever native call is under way."""
+    timer = threading.Timer(seconds, os._exit, args=(int(code),))
+    timer.daemon = True
+    timer.start()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback

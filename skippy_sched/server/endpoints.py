@@ -1,0 +1,126 @@
+"""What each route does, given an exchange and the served model.
+
+Knows OpenAI's endpoints. Does not know routing, keys or how errors are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skippy_sched.scheduler.request import Usage
+from skippy_sched.server.exchange import Exchange
+from skippy_sched.server.generation import Generation, Order
+from skippy_sched.server.problems import ModelNotFound
+from skippy_sched.server.replies import DONE, ChatFormat, Choice, CompletionFormat, Format, Head
+from skippy_sched.server.served_model import (
+    ServedModel,
+    check_prompt_fits,
+    prompt_text,
+    request_params,
+)
+from skippy_sched.server.wire import ChatRequest, CompletionRequest
+from skippy_sched.server.wire import Generation as GenerationRequest
+
+
+async def completions(
+    exchange: Exchange, served: ServedModel, request: CompletionRequest, head: Head, idle_s: float
+) -> None:
+    form = CompletionFormat(head, request.include_usage)
+    if request.max_tokens == 0:
+        await _no_tokens(exchange, served, request, form)
+        return
+    orders = []
+    for prompt in request.prompt:
+        echo = prompt_text(served.engine, prompt) if request.echo else ""
+        orders += _orders(prompt, request, request.max_tokens, echo)
+    await _generate(exchange, served, request, form, orders, idle_s)
+
+
+async def chat_completions(
+    exchange: Exchange, served: ServedModel, request: ChatRequest, head: Head, idle_s: float
+) -> None:
+    form = ChatFormat(head, request.include_usage)
+    prompt = await served.chat_prompt(request.messages)
+    orders = _orders(prompt, request, request.token_limit)
+    await _generate(exchange, served, request, form, orders, idle_s)
+
+
+async def models(exchange: Exchange, served: ServedModel) -> None:
+    await exchange.answer_json(200, {"object": "list", "data": [_card(served)]})
+
+
+async def model(exchange: Exchange, served: ServedModel, name: str) -> None:
+    check_model(served, name)
+    await exchange.answer_json(200, _card(served))
+
+
+def check_model(served: ServedModel, name: str | None) -> None:
+    """No name means the model that is there."""
+    if name is not None and name != served.name:
+        raise ModelNotFound(
+            f"there is no model {name[:80]!r}; this server has {served.name!r}", param="model"
+        )
+
+
+def _card(served: ServedModel) -> dict[str, object]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "skippy-sched",
+        "max_model_len": served.engine.context_tokens,
+    }
+
+
+def _orders(
+    prompt: str | Sequence[int], request: GenerationRequest, max_tokens: int | None, echo: str = ""
+) -> list[Order]:
+    """``n`` choices of one prompt."""
+    return [
+        Order(prompt, request_params(request, max_tokens, k), echo, counts_prompt=k == 0)
+        for k in range(request.choices_per_prompt)
+    ]
+
+
+async def _generate(
+    exchange: Exchange,
+    served: ServedModel,
+    request: GenerationRequest,
+    form: Format,
+    orders: Sequence[Order],
+    idle_s: float,
+) -> None:
+    async with Generation.submitted(served.engine, orders, form.head.id) as generation:
+        if request.stream:
+            await generation.stream(exchange, form, idle_s)
+        else:
+            await generation.answer(exchange, form, idle_s)
+
+
+async def _no_tokens(
+    exchange: Exchange, served: ServedModel, request: CompletionRequest, form: Format
+) -> None:
+    """max_tokens = 0: the prompt is checked and counted, and nothing is generated."""
+    choices = []
+    prompt_tokens = 0
+    for prompt in request.prompt:
+        text = prompt_text(served.engine, prompt)
+        tokens = await served.engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+        check_prompt_fits(served.engine, len(tokens))
+        prompt_tokens += len(tokens)
+        echo = text if request.echo else ""
+        choices += [Choice(echo, "length") for _ in range(request.choices_per_prompt)]
+    usage = Usage(prompt_tokens, 0)
+    if not request.stream:
+        await exchange.answer_json(200, form.whole(choices, usage))
+        return
+    form.prepare_stream(len(choices))
+    events = []
+    for index, choice in enumerate(choices):
+        if choice.text:
+            events.append(form.delta(index, choice.text))
+        events.append(form.finish(index, choice))
+    if form.include_usage:
+        events.append(form.usage_event(usage))
+    await exchange.write("".join(events).encode() + DONE)
+    await exchange.end()

@@ -1,0 +1,148 @@
+"""Carries one HTTP request's choices from the engine to the client, streamed or whole.
+
+Knows streams and their ends. Does not know which endpoint it serves: the format does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.request import Event, RequestParams, Usage
+from skippy_sched.scheduler.stream import Stream
+from skippy_sched.server.exchange import Exchange
+from skippy_sched.server.problems import Cancelled, ClientGone
+from skippy_sched.server.replies import DONE, Choice, Format
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One choice to be generated; ``echo`` comes before its text."""
+
+    prompt: str | Sequence[int]
+    params: RequestParams
+    echo: str = ""
+    #: the first choice of its prompt, which accounts for the prompt's tokens
+    counts_prompt: bool = True
+
+
+class Generation:
+    """The choices of one request, each with its stream."""
+
+    def __init__(self, engine: Engine, orders: Sequence[Order], streams: Sequence[Stream]) -> None:
+        self.engine = engine
+        self.orders = orders
+        self.streams = streams
+        self.choices = [Choice(order.echo) for order in orders]
+        self._usages = [Usage(0, 0)] * len(orders)
+        self._is_flowing = False
+
+    @classmethod
+    @asynccontextmanager
+    async def submitted(
+        cls, engine: Engine, orders: Sequence[Order], request_id: str
+    ) -> AsyncIterator[Generation]:
+        """Queue all choices, or none; leaving the block frees what still runs."""
+        async with AsyncExitStack() as stack:
+            streams = []
+            for index, order in enumerate(orders):
+                name = f"{request_id}-{index}" if index else request_id
+                stream = await engine.submit(order.prompt, order.params, request_id=name)
+                streams.append(await stack.enter_async_context(stream))
+            yield cls(engine, orders, streams)
+
+    def cancel(self) -> None:
+        for stream in self.streams:
+            stream.cancel()
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        firsts = [
+            usage
+            for usage, order in zip(self._usages, self.orders, strict=True)
+            if order.counts_prompt
+        ]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
+            cached_tokens=sum(usage.cached_tokens for usage in firsts),
+        )
+
+    # --- whole ----------------------------------------------------------------------------------
+
+    async def answer(self, exchange: Exchange, form: Format, idle_s: float) -> None:
+        """Raises RequestError, and ClientGone."""
+        async with exchange.watched(self.cancel, idle_s, lambda: ()):
+            await self._each_choice(lambda index: self._collect_choice(exchange, index))
+        await exchange.answer_json(200, form.whole(self.choices, self.usage))
+
+    async def _collect_choice(self, exchange: Exchange, index: int) -> None:
+        parts = [self.choices[index].text]
+        async for event in self.streams[index]:
+            parts.append(event.text)
+            if event.finish_reason is not None:
+                self._end(exchange, index, event)
+        self.choices[index].text = "".join(parts)
+
+    # --- streamed -------------------------------------------------------------------------------
+
+    async def stream(self, exchange: Exchange, form: Format, idle_s: float) -> None:
+        """Raises RequestError, perhaps in mid-stream, and ClientGone."""
+        form.prepare_stream(len(self.streams))
+        async with exchange.watched(self.cancel, idle_s, self._waiting):
+            await self._each_choice(lambda index: self._write_choice(exchange, form, index))
+        tail = form.usage_event(self.usage).encode() if form.include_usage else b""
+        await exchange.write(tail + DONE)
+        await exchange.end()
+
+    async def _write_choice(self, exchange: Exchange, form: Format, index: int) -> None:
+        """One write per iteration: an event's text, and what opens or ends the choice with it."""
+        choice = self.choices[index]
+        before = form.opening(index)
+        if choice.text:
+            before += form.delta(index, choice.text)
+        async for event in self.streams[index]:
+            data = before
+            before = ""
+            if event.text:
+                data += form.delta(index, event.text)
+            if event.finish_reason is not None:
+                self._end(exchange, index, event)
+                data += form.finish(index, choice)
+            if data:
+                self._is_flowing = True
+                await exchange.write(data.encode())
+
+    def _waiting(self) -> Iterable[bytes]:
+        """A comment for proxies, which cut silent connections, and for people with curl."""
+        if self._is_flowing:
+            return
+        now = self.engine.statistics()
+        yield f": {now.waiting} requests waiting, {now.running} running\n\n".encode()
+
+    def _end(self, exchange: Exchange, index: int, event: Event) -> None:
+        if exchange.is_gone:
+            raise ClientGone
+        if event.finish_reason == "cancelled":
+            raise Cancelled("the request was cancelled")
+        assert event.usage is not None
+        choice = self.choices[index]
+        choice.finish_reason = event.finish_reason
+        choice.stop_reason = event.stop_reason
+        self._usages[index] = event.usage
+
+    async def _each_choice(self, run: Callable[[int], Coroutine[None, None, None]]) -> None:
+        """All choices side by side; the first to fail ends them all."""
+        if len(self.streams) == 1:
+            await run(0)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index in range(len(self.streams)):
+                    tasks.create_task(run(index))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
