@@ -111,14 +111,14 @@ void sim_history_cut(struct skippy_session *session, int32_t n_past) {
 sim_status sim_history_write(struct skippy_session *session, int32_t start, const int32_t *tokens,
                              int32_t count, sim_error out) {
     int64_t end = (int64_t)start + count, cells = 0;
-    for (int64_t i = start; i < end; i++)
-        if (i >= session->n_past || session->tokens[i] == SIM_TOKEN_UNKNOWN) cells++;
+    for (int64_t i = start; session->model->unified && i < end; i++)
+        if (i >= session->n_past || session->cells[i] == SIM_NO_CELL) cells++;
     sim_status status = sim_history_reserve(session, end - session->n_past, cells, out);
     if (status != SKIPPY_STATUS_OK) return status;
     while (session->n_past < start) sim_history_push(session, SIM_TOKEN_UNKNOWN, false);
     int32_t overwritten = end < session->n_past ? count : session->n_past - start;
     for (int32_t i = 0; i < overwritten; i++) {
-        if (session->model->unified && session->tokens[start + i] == SIM_TOKEN_UNKNOWN)
+        if (session->model->unified && session->cells[start + i] == SIM_NO_CELL)
             pool_take(&session->model->pool, &session->cells[start + i]);
         session->tokens[start + i] = tokens[i];
     }

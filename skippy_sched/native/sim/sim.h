@@ -141,11 +141,11 @@ struct skippy_session {
     int32_t capacity;
     int32_t window_min; /* sliding window: the first position that the cache still holds */
     bool reset_required;
-    struct sim_checkpoint checkpoints[SKIPPY_MAX_VERIFY_CHECKPOINTS];
-    int checkpoint_count;
     bool chat_sampling_set;
     struct skippy_sampling_config *chat_sampling; /* NULL: greedy */
     uint64_t batch_serial;                        /* the last batch that this session was in */
+    int checkpoint_count;
+    struct sim_checkpoint checkpoints[SKIPPY_MAX_VERIFY_CHECKPOINTS]; /* last: the rest shares a line or two */
 };
 
 struct sim_prefix {
@@ -241,6 +241,10 @@ static inline uint64_t sim_mix(uint64_t x) {
     x ^= x >> 27;
     x *= 0x94d049bb133111ebULL;
     return x ^ (x >> 31);
+}
+/* A draw from [0, n) without a division. */
+static inline uint64_t sim_below(uint64_t hash, uint64_t n) {
+    return (uint64_t)((unsigned __int128)hash * n >> 64);
 }
 static inline uint64_t sim_roll(uint64_t hash, int32_t token) {
     return sim_mix(hash + 0x9e3779b97f4a7c15ULL * ((uint64_t)(uint32_t)token + 1));

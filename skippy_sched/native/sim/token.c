@@ -70,14 +70,15 @@ int32_t sim_choose(const struct skippy_model *model, const struct sim_logits *lo
             hash = sim_mix(hash ^ sim_mix(((uint64_t)sampling->seed << 32) + (uint32_t)logits->position));
     }
     if (logits->scripted >= 0 && !banned(sampling, logits->scripted)) return logits->scripted;
-    if (logits->scripted < 0 && hash % 1000 < (uint64_t)model->spec.eos_per_mille &&
+    if (logits->scripted < 0 && sim_below(hash, 1000) < (uint64_t)model->spec.eos_per_mille &&
         !banned(sampling, SIM_TOKEN_EOS))
         return SIM_TOKEN_EOS;
     const struct sim_vocabulary *v = &model->vocabulary;
-    size_t first = (size_t)(sim_mix(hash + 1) % v->candidate_count);
+    size_t next = (size_t)sim_below(sim_mix(hash + 1), v->candidate_count);
     for (size_t i = 0; i < v->candidate_count; i++) {
-        int32_t token = v->candidates[(first + i) % v->candidate_count];
+        int32_t token = v->candidates[next];
         if (!banned(sampling, token)) return token;
+        if (++next == v->candidate_count) next = 0;
     }
     return -1;
 }
