@@ -1,0 +1,20 @@
+#include "engine.hpp"
+#define LATER(name, ...) skippy_status name(__VA_ARGS__, skippy_error **e) { return guarded(e, [] { fail(SKIPPY_STATUS_UNSUPPORTED, #name " is not offered yet"); }); }
+LATER(skippy_session_configure_chat_sampling, skippy_session *, const skippy_sampling_config *, const char *, uint64_t)
+LATER(skippy_session_create_from_resident_prefix, skippy_model *, int32_t, const int32_t *, size_t, skippy_session **)
+LATER(skippy_session_save_prefix, skippy_session *, int32_t, uint64_t)
+LATER(skippy_session_restore_prefix, skippy_session *, int32_t, const int32_t *, size_t)
+LATER(skippy_session_drop_sequence, skippy_session *, int32_t)
+LATER(skippy_export_state, skippy_session *, int32_t, int32_t, void *, size_t, size_t *)
+LATER(skippy_export_full_state, skippy_session *, int32_t, int32_t, void *, size_t, size_t *)
+LATER(skippy_import_state, skippy_session *, int32_t, int32_t, const void *, size_t)
+LATER(skippy_import_full_state, skippy_session *, int32_t, int32_t, const void *, size_t)
+LATER(skippy_export_recurrent_state, skippy_session *, void *, size_t, size_t *)
+LATER(skippy_import_recurrent_state, skippy_session *, const void *, size_t)
+LATER(skippy_export_kv_page, skippy_session *, int32_t, int32_t, uint64_t, uint64_t, skippy_kv_page_desc *, void *, size_t, size_t *)
+LATER(skippy_import_kv_page, skippy_session *, const skippy_kv_page_desc *, const void *, size_t)
+LATER(skippy_ngram_cache_create, uint16_t, uint16_t, skippy_ngram_cache **)
+void skippy_ngram_cache_free(skippy_ngram_cache *) {}
+LATER(skippy_ngram_cache_reset, skippy_ngram_cache *, const int32_t *, size_t)
+LATER(skippy_ngram_cache_append, skippy_ngram_cache *, const int32_t *, size_t)
+LATER(skippy_ngram_cache_draft, skippy_ngram_cache *, const int32_t *, size_t, uint16_t, int32_t *, size_t, size_t *)
