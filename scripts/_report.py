@@ -214,6 +214,9 @@ def figures_table(summary: Mapping[str, Any]) -> Table:
     )
     if summary["output_count_unknown"]:
         table.add_row("  answers without usage", f"{summary['output_count_unknown']:,}")
+    if 0 < summary["text_events"] != summary["total_output_tokens"]:
+        # then ITL is the gap between events, some of which brought several tokens or none
+        table.add_row("  events with text", f"{summary['text_events']:,}")
     table.add_row("most requests in flight", f"{summary['max_concurrent_requests']:,}")
     if summary["send_late_p99_ms"] is not None:
         late = f"{summary['send_late_p99_ms']:.1f} / {summary['send_late_max_ms']:.1f} ms"

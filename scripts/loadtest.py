@@ -49,7 +49,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     import argparse
 
-#: twice a second is lively enough, and costs the measured machine nothing
+#: twice a second is lively enough; each drawing takes processor time from the server
 PROGRESS_PERIOD_S = 0.5
 
 #: fields beyond OpenAI's completions that exact measuring needs; dropped where they are refused
