@@ -35,6 +35,18 @@ const char *sim_status_name(sim_status status) {
     return (unsigned)status < sizeof names / sizeof *names ? names[status] : "UNKNOWN";
 }
 
+/* Messages quote files and rules: what is no text in them becomes '?', so that hosts can decode. */
+static void make_printable(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c;) {
+        int length = *c < 0x20 || *c == 0x7f ? 0 : *c < 0x80 ? 1 : *c >= 0xc2 && *c < 0xe0 ? 2
+                   : *c >= 0xe1 && *c < 0xf0 && *c != 0xed ? 3 : 0; /* the few others are not needed */
+        for (int i = 1; i < length; i++)
+            if ((c[i] & 0xc0) != 0x80) length = 0;
+        if (!length) *c = '?';
+        c += length ? length : 1;
+    }
+}
+
 sim_status sim_fail(sim_error out, sim_status status, const char *format, ...) {
     if (!out) return status;
     char text[1024];
@@ -42,6 +54,7 @@ sim_status sim_fail(sim_error out, sim_status status, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    make_printable(text);
     struct skippy_error *error = malloc(sizeof *error);
     *out = error;
     if (!error) return status;

@@ -75,6 +75,15 @@ static bool is_plain(const struct sim_bytes *piece) {
     return true;
 }
 
+/* What free generation draws from: no specials, no NUL; with words_only printable words alone. */
+static void candidates_build(struct sim_vocabulary *v, bool words_only) {
+    for (int32_t i = words_only ? SIM_FIRST_WORD : 1; i < v->size; i++)
+        if ((i < SIM_TOKEN_BOS || i >= SIM_FIRST_WORD) && (!words_only || is_plain(&v->pieces[i])))
+            v->candidates[v->candidate_count++] = i;
+    if (v->candidate_count) return;
+    for (int32_t i = 'a'; i <= 'z'; i++) v->candidates[v->candidate_count++] = i; /* no words: letters */
+}
+
 bool sim_vocabulary_build(struct sim_vocabulary *v, const struct sim_spec *spec) {
     static const char *const specials[] = {"<|bos|>", "<|eos|>", "<|script|>", "<|end|>"};
     v->size = (int32_t)spec->vocab;
@@ -96,10 +105,8 @@ bool sim_vocabulary_build(struct sim_vocabulary *v, const struct sim_spec *spec)
             uint32_t index = (uint32_t)((size_t)(i - SIM_FIRST_WORD) - spec->token_count);
             built = piece_set(v, i, word, pseudo_word(index, word));
         }
-        bool special = i >= SIM_TOKEN_BOS && i < SIM_FIRST_WORD;
-        if (built && !special && i > 0 && (!spec->words_only || is_plain(&v->pieces[i])))
-            v->candidates[v->candidate_count++] = i;
     }
+    if (built) candidates_build(v, spec->words_only);
     built = built && trie_build(v);
     if (!built) sim_vocabulary_free(v);
     return built;
