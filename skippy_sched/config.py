@@ -92,6 +92,15 @@ class SchedulerSection(Section):
         description="gap between a stream's tokens that new prompts may cause; "
         "unset: twice what the running streams take alone",
     )
+    prefix_cache_tokens: Annotated[int, Field(ge=0)] = Field(
+        8192, description="tokens of computed prefixes kept for requests that share them; 0: off"
+    )
+    prefix_cache_per_tenant: bool = Field(
+        False, description="whether a tenant may use only prefixes of its own"
+    )
+    preemption: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="how a preempted request continues; auto: whichever takes less time"
+    )
     aging_s: Annotated[float, Field(gt=0)] = Field(
         30.0, description="waiting that long lifts a request by one priority"
     )
@@ -103,6 +112,11 @@ class SchedulerSection(Section):
     )
     watchdog_s: Annotated[float, Field(gt=0)] = Field(
         120.0, description="seconds that one native call may take before the engine counts as dead"
+    )
+    journal: str | None = Field(
+        None,
+        description="file that records every input, plan and outcome, prompts included, "
+        'for replay; ".gz" compresses it; unset: none',
     )
 
 

@@ -10,26 +10,31 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 
 from skippy_sched.clock import Clock, MonotonicClock, random_generator
 from skippy_sched.config import Config
-from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError
+from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError, StartupError
 from skippy_sched.native import Model
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.intake import Intake
 from skippy_sched.scheduler.iteration import Executor, Outcome
-from skippy_sched.scheduler.loading import DETERMINISTIC_CHUNK_TOKENS, end_tokens, open_model
+from skippy_sched.scheduler.journal import RecordingScheduler, open_journal
+from skippy_sched.scheduler.loading import (
+    context_tokens,
+    end_tokens,
+    make_scheduler,
+    open_model,
+)
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord, Statistics
-from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
 from skippy_sched.scheduler.runner import ModelRunner
-from skippy_sched.scheduler.state import Limits
 from skippy_sched.scheduler.stream import Stream
 from skippy_sched.scheduler.text import TextAssembler
 from skippy_sched.scheduler.worker import Worker
@@ -62,6 +67,11 @@ class Engine:
         """
         model = await asyncio.to_thread(open_model, config)
         end = await asyncio.to_thread(end_tokens, model)
+        try:
+            journal = open_journal(config, model.facts)
+        except StartupError:
+            model.close()
+            raise
         engine = cls(
             config,
             model,
@@ -70,6 +80,7 @@ class Engine:
             clock or MonotonicClock(),
             random_generator(seed),
             observer,
+            Scheduler if journal is None else partial(RecordingScheduler, journal),
         )
         failure: Exception | None = None
         try:
@@ -86,6 +97,8 @@ class Engine:
         finally:
             # A hung or dead worker can't be waited for.
             await engine._executor.close(0.0 if engine._dead else CLOSE_TIMEOUT_S)
+            if journal is not None:
+                journal.close()
         if failure is not None:
             raise failure
 
@@ -98,33 +111,18 @@ class Engine:
         clock: Clock,
         rng: random.Random,
         observer: Observer | None,
+        scheduler_kind: Callable[..., Scheduler] = Scheduler,
     ) -> None:
-        facts = model.facts
-        chunk = DETERMINISTIC_CHUNK_TOKENS if config.engine.deterministic else facts.n_batch
-        context = min(config.engine.context_tokens, facts.ctx_size)
-        self.facts: ModelFacts = facts
-        self.context_tokens = min(context, facts.n_ctx_train) if facts.n_ctx_train else context
+        self.facts: ModelFacts = model.facts
+        self.context_tokens = context_tokens(config, model.facts)
         self.stream_buffer_tokens = config.scheduler.stream_buffer_tokens
-        target = config.scheduler.inter_token_target_ms
-        self._scheduler = Scheduler(
-            Limits(
-                lanes=facts.lane_count,
-                batch_tokens=facts.n_batch,
-                context_tokens=self.context_tokens,
-                chunk_tokens=min(chunk, facts.n_batch),
-                waiting_requests=config.scheduler.waiting_requests_max,
-                waiting_tokens=config.scheduler.waiting_tokens_max,
-                aging_s=config.scheduler.aging_s,
-            ),
-            share=FairShare(config.scheduler.tenant_weights),
-            inter_token_s=None if target is None else target / 1000,
-        )
+        self._scheduler = make_scheduler(config, model.facts, scheduler_kind)
         self._watchdog_s = config.scheduler.watchdog_s
         self._model = model
         self._end_tokens = end
         self._executor = executor
         self._clock = clock
-        self._intake = Intake(facts.n_vocab, self.context_tokens, end, rng)
+        self._intake = Intake(model.facts.n_vocab, self.context_tokens, end, rng)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._by_name: dict[str, Request] = {}

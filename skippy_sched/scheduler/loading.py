@@ -1,15 +1,21 @@
 """Opens the library and the model that a configuration names, and says why when it cannot.
 
-Blocking: runs in a thread. Knows configuration and the native layer, nothing of requests.
+Blocking: runs in a thread. Knows configuration and the native layer, nothing of requests. Also
+sizes a scheduler for an opened model, so that every driver of one gets the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from skippy_sched.config import Config
 from skippy_sched.errors import StartupError
 from skippy_sched.native import Library, Model, ModelOptions, SkippyNativeError, find_library
+from skippy_sched.native.facts import ModelFacts
+from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.policy import FairShare
+from skippy_sched.scheduler.state import Limits
 
 #: With 64 query rows of one sequence llama.cpp's flash attention takes another kernel.
 DETERMINISTIC_CHUNK_TOKENS = 63
@@ -58,3 +64,30 @@ def open_model(config: Config) -> Model:
 def end_tokens(model: Model) -> frozenset[int]:
     """All tokens that end a generation."""
     return frozenset(token for token in range(model.facts.n_vocab) if model.is_eog(token))
+
+
+def context_tokens(config: Config, facts: ModelFacts) -> int:
+    """Prompt and completion tokens that one request may hold."""
+    context = min(config.engine.context_tokens, facts.ctx_size)
+    return min(context, facts.n_ctx_train) if facts.n_ctx_train else context
+
+
+def make_scheduler(
+    config: Config, facts: ModelFacts, kind: Callable[..., Scheduler] = Scheduler
+) -> Scheduler:
+    """``kind`` is called as Scheduler is."""
+    chunk = DETERMINISTIC_CHUNK_TOKENS if config.engine.deterministic else facts.n_batch
+    target_ms = config.scheduler.inter_token_target_ms
+    return kind(
+        Limits(
+            lanes=facts.lane_count,
+            batch_tokens=facts.n_batch,
+            context_tokens=context_tokens(config, facts),
+            chunk_tokens=min(chunk, facts.n_batch),
+            waiting_requests=config.scheduler.waiting_requests_max,
+            waiting_tokens=config.scheduler.waiting_tokens_max,
+            aging_s=config.scheduler.aging_s,
+        ),
+        share=FairShare(config.scheduler.tenant_weights),
+        inter_token_s=None if target_ms is None else target_ms / 1000,
+    )
