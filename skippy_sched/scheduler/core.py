@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Literal
 
 from skippy_sched.errors import DeadlineExceeded, QueueFull, RequestError
 from skippy_sched.scheduler.cost import CostModel
 from skippy_sched.scheduler.iteration import Iteration, Outcome
 from skippy_sched.scheduler.planner import Budget, Plan, plan
 from skippy_sched.scheduler.policy import FairShare
+from skippy_sched.scheduler.prefix_cache import PrefixCache
 from skippy_sched.scheduler.reconcile import Reconciled, reconcile
 from skippy_sched.scheduler.request import Request, Status
 from skippy_sched.scheduler.state import Limits, State
@@ -38,9 +40,12 @@ class Scheduler:
         *,
         share: FairShare | None = None,
         costs: CostModel | None = None,
+        cache: PrefixCache | None = None,
         inter_token_s: float | None = None,
+        preemption: Literal["auto", "swap", "recompute"] = "auto",
     ) -> None:
-        self.state = State(limits, share)
+        self.state = State(limits, share, cache)
+        self.preemption = preemption
         self.costs = costs or CostModel()
         self.inter_token_s = inter_token_s
         self.last_plan: Plan | None = None
@@ -150,11 +155,20 @@ class Scheduler:
         budget = Budget(state.limits.batch_tokens, self.costs.coefficients, self.inter_token_s)
         chosen = plan(state, budget, now)
         self.last_plan = chosen
-        if chosen.is_empty and not state.commands:
+        if chosen.is_empty and not state.commands and not chosen.preempt:
             return None
-        for request in chosen.admitted:
-            state.admit(request)
-            request.planned_at = now
+        matched = [match.entry for _, match in chosen.admit if match is not None]
+        for entry in matched:
+            entry.users += 1  # not to be evicted before it is restored
+        state.evict(chosen.evict_tokens)
+        for request in chosen.preempt:
+            state.preempt(request, swap=self._should_swap())
+        for entry in matched:
+            entry.users -= 1
+        for request, match in chosen.admit:
+            state.admit(request, match, now)
+            if request.planned_at is None:
+                request.planned_at = now
         decode_keys, decode_tokens = [], []
         for request in chosen.decodes:
             request.in_flight = 1
@@ -190,7 +204,15 @@ class Scheduler:
         reconciled.work = under_way.plan.work
         return reconciled
 
+    def _should_swap(self) -> bool:
+        """Swap out, or compute again later: whichever takes less time, unless told."""
+        if self.preemption != "auto":
+            return self.preemption == "swap"
+        costs = self.costs.coefficients
+        return self.costs.swap_token_s < costs.prefill_token_s
+
     def learn(self, outcome: Outcome, reconciled: Reconciled) -> None:
         """Fit the costs to a clean iteration; apart from ``on_outcome`` so that it can wait."""
+        self.costs.observe_swap(outcome.swapped_tokens, outcome.swap_s)
         if not outcome.faults and reconciled.work is not None:
             self.costs.observe(reconciled.work, outcome.native_s)

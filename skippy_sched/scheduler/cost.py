@@ -66,6 +66,13 @@ class CostModel:
         self._gram = [0.0] * 10  # upper triangle of the 4 x 4 matrix, by rows
         self._moment = [0.0] * 4
         self._seen = 0
+        #: seconds to take one token's state out and bring it back
+        self.swap_token_s = 2e-5
+
+    def observe_swap(self, tokens: int, seconds: float) -> None:
+        """Learn from states taken out or brought back; a swap is one of each."""
+        if tokens:
+            self.swap_token_s += 0.3 * (2 * seconds / tokens - self.swap_token_s)
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from one iteration; adding up is cheap, so it solves only now and then."""

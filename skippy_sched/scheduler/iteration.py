@@ -15,16 +15,31 @@ from skippy_sched.native.sampling import SamplingConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Start from saved cells: the first ``tokens`` of the saved sequence."""
+
+    sequence_id: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Give the request a lane and an empty session."""
+    """Give the request a lane and a session: empty, with a restored prefix, or swapped in."""
 
     key: int
     sampling: SamplingConfig
+    restore: Restore | None = None
+    swapped: bool = False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether a session that was opened but not filled can be computed instead."""
+        return self.restore is not None or self.swapped
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Free the request's session and its lane."""
+    """Free the request's session and its lane, and its state if that was swapped out."""
 
     key: int
 
@@ -34,9 +49,33 @@ class ResetSession:
     """Empty the request's session, which keeps its lane."""
 
     key: int
+    reusable = False
 
 
-Command = OpenSession | CloseSession | ResetSession
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Keep the session's state in host memory and free its lane and cells."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavePrefix:
+    """Save the first ``length`` tokens of the request's session as a sequence of its own."""
+
+    key: int
+    sequence_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrefix:
+    """Free a saved sequence."""
+
+    sequence_id: int
+
+
+Command = OpenSession | CloseSession | ResetSession | SwapOut | SavePrefix | DropPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +132,9 @@ class Outcome:
     decode_samples: Sequence[int] = ()
     chunk_samples: Sequence[int] = ()
     faults: dict[int, Fault] = field(default_factory=dict)
+    unsaved: list[int] = field(default_factory=list)  # sequence ids whose SavePrefix failed
+    swapped_tokens: int = 0
+    swap_s: float = 0.0
     native_calls: int = 0
     partial_batches: int = 0
     native_s: float = 0.0

@@ -15,10 +15,15 @@ from skippy_sched.native import Library, Model, ModelOptions, SkippyNativeError,
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.policy import FairShare
+from skippy_sched.scheduler.prefix_cache import PrefixCache
 from skippy_sched.scheduler.state import Limits
 
 #: With 64 query rows of one sequence llama.cpp's flash attention takes another kernel.
 DETERMINISTIC_CHUNK_TOKENS = 63
+#: llama.cpp's bound on sequence ids.
+LLAMA_SEQUENCES_MAX = 256
+#: Saved prefixes; finding a victim looks at all of them.
+PREFIX_ENTRIES_MAX = 64
 
 
 def open_model(config: Config) -> Model:
@@ -76,18 +81,35 @@ def make_scheduler(
     config: Config, facts: ModelFacts, kind: Callable[..., Scheduler] = Scheduler
 ) -> Scheduler:
     """``kind`` is called as Scheduler is."""
+    settings = config.scheduler
     chunk = DETERMINISTIC_CHUNK_TOKENS if config.engine.deterministic else facts.n_batch
-    target_ms = config.scheduler.inter_token_target_ms
+    target_ms = settings.inter_token_target_ms
     return kind(
         Limits(
             lanes=facts.lane_count,
             batch_tokens=facts.n_batch,
             context_tokens=context_tokens(config, facts),
             chunk_tokens=min(chunk, facts.n_batch),
-            waiting_requests=config.scheduler.waiting_requests_max,
-            waiting_tokens=config.scheduler.waiting_tokens_max,
-            aging_s=config.scheduler.aging_s,
+            waiting_requests=settings.waiting_requests_max,
+            waiting_tokens=settings.waiting_tokens_max,
+            isolate_tenants=settings.prefix_cache_per_tenant,
+            pool_cells=facts.pool_cells if facts.kv_unified else None,
+            aging_s=settings.aging_s,
         ),
-        share=FairShare(config.scheduler.tenant_weights),
+        share=FairShare(settings.tenant_weights),
+        cache=_prefix_cache(config, facts),
         inter_token_s=None if target_ms is None else target_ms / 1000,
+        preemption=settings.preemption,
+    )
+
+
+def _prefix_cache(config: Config, facts: ModelFacts) -> PrefixCache:
+    """The ABI keeps the ids below 2 * lanes for lanes; llama.cpp knows 256 sequences in all."""
+    first_id = 2 * facts.lane_count
+    cacheable = not (facts.is_recurrent or facts.is_hybrid)
+    return PrefixCache(
+        config.scheduler.prefix_cache_tokens if cacheable else 0,
+        first_id=first_id,
+        entries_max=max(0, min(PREFIX_ENTRIES_MAX, LLAMA_SEQUENCES_MAX - first_id)),
+        copies=not facts.kv_unified,
     )

@@ -13,6 +13,7 @@ from enum import Enum
 
 from skippy_sched.scheduler.cost import Coefficients, Work
 from skippy_sched.scheduler.iteration import Chunk
+from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Match, common_length
 from skippy_sched.scheduler.request import Request
 from skippy_sched.scheduler.state import State
 
@@ -21,7 +22,9 @@ class Wait(Enum):
     """What a request waits for when it got nothing, or less than it could use."""
 
     LANE = "a free lane"
-    BUDGET = "room in the iteration's token budget"
+    CELLS = "free KV cells"
+    BUDGET = "room in the iteration's budget"
+    PREFIX = "a prefix that another request is computing"
     CONSUMER = "its consumer to read"
     OUTCOME = "its iteration under way"
     QUEUE = "the requests before it"
@@ -31,6 +34,12 @@ class Wait(Enum):
 STRETCH = 2.0
 #: Prompts always advance by this many tokens, even if the decodes alone exceed the target.
 PREFILL_TOKENS_MIN = 4
+#: A request preempted that often is left alone while there is anybody else.
+PREEMPTIONS_MAX = 3
+#: Waiting requests looked at per plan: those behind one that waits for a prefix may pass it.
+LOOK_AHEAD = 32
+#: Free cells per running stream that a new prompt must leave, so that it isn't preempted at once.
+HEADROOM_CELLS = 8
 #: With no stream to disturb, an iteration still ends soon enough to notice what has changed.
 UNDISTURBED_S = 0.5
 
@@ -64,15 +73,18 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows of the next iteration, whom it admits, and why the others have to wait.
+    """The rows of the next iteration, and what has to happen before it, in this order:
+    ``evict`` prefixes, ``preempt`` running requests, ``admit`` waiting ones.
 
-    ``waits`` names the running requests that were left out or cut short, and the head of the
-    waiting queue; everyone behind the head waits for ``Wait.QUEUE``.
+    ``waits`` names the running requests that were left out or cut short, and the waiting ones
+    that were looked at; everyone behind them waits for ``Wait.QUEUE``.
     """
 
     decodes: list[Request]
     chunks: list[Chunk]
-    admitted: list[Request]
+    admit: list[tuple[Request, Match | None]]
+    preempt: list[Request]
+    evict_tokens: int
     waits: dict[int, Wait]
     work: Work
 
@@ -82,51 +94,239 @@ class Plan:
 
 
 def plan(state: State, budget: Budget, now: float) -> Plan:
-    limits = state.limits
-    waits: dict[int, Wait] = {}
-    decodes: list[Request] = []
-    cached = 0
-    for request in state.decoding.values():
-        if request.in_flight:
-            waits[request.key] = Wait.OUTCOME
-        elif request.paused:
-            waits[request.key] = Wait.CONSUMER
-        else:
-            decodes.append(request)
-            cached += request.computed
-    assert len(decodes) <= budget.tokens, "the token budget is at least the lane count"
+    return _Planner(state, budget, now).plan()
 
-    chunks: list[Chunk] = []
-    allowed = left = budget.prefill_tokens(len(decodes), cached)
 
-    def give(request: Request) -> None:
-        nonlocal left, cached
-        wanted = len(request.tokens) - request.computed
-        given = min(wanted, left, limits.chunk_tokens)
+class _Planner:
+    """One plan in the making: what is left of lanes, cells and budget."""
+
+    def __init__(self, state: State, budget: Budget, now: float) -> None:
+        self.state = state
+        self.budget = budget
+        self.now = now
+        self.lanes = state.lanes_free
+        pool = state.limits.pool_cells
+        self.cells: int | None = None if pool is None else pool - state.kv_tokens
+        self.evictable = state.cache.evictable_tokens if pool is not None else 0
+        self.evict_tokens = 0
+        self.left = 0
+        self.cached = 0
+        self.decodes: list[Request] = []
+        self.chunks: list[Chunk] = []
+        self.admit: list[tuple[Request, Match | None]] = []
+        self.preempted: dict[int, Request] = {}
+        self.waits: dict[int, Wait] = {}
+
+    def plan(self) -> Plan:
+        self.choose_decodes()
+        if self.cells is not None:
+            self.make_room_for_decodes()
+        for request in self.decodes:
+            self.cached += request.computed
+        assert len(self.decodes) <= self.budget.tokens, "the token budget is at least the lanes"
+        allowed = self.left = self.budget.prefill_tokens(len(self.decodes), self.cached)
+        self.choose_chunks()
+        self.choose_admissions()
+        work = Work(len(self.decodes), allowed - self.left, self.cached)
+        preempt = list(self.preempted.values())
+        return Plan(
+            self.decodes, self.chunks, self.admit, preempt, self.evict_tokens, self.waits, work
+        )
+
+    # --- running requests -------------------------------------------------------------------------
+
+    def choose_decodes(self) -> None:
+        for request in self.state.decoding.values():
+            if request.in_flight:
+                self.waits[request.key] = Wait.OUTCOME
+            elif request.paused:
+                self.waits[request.key] = Wait.CONSUMER
+            else:
+                self.decodes.append(request)
+
+    def choose_chunks(self) -> None:
+        for request in self.state.prefilling.values():
+            if request.in_flight:
+                self.waits[request.key] = Wait.OUTCOME
+            elif request.key not in self.preempted:
+                self.give(request, request.computed)
+        stuck = not self.decodes and not self.chunks and self.cells is not None
+        while stuck and (victim := self.victim()) is not None:
+            # Prompts alone have filled the pool: the latest makes way for the others.
+            self.preempt(victim)
+            for request in self.state.prefilling.values():
+                if not request.in_flight and request.key not in self.preempted:
+                    self.give(request, request.computed)
+            stuck = not self.chunks
+
+    def give(self, request: Request, computed: int) -> None:
+        """As many of its next prompt tokens as budget and cells allow."""
+        wanted = len(request.tokens) - computed
+        given = min(wanted, self.left, self.state.limits.chunk_tokens)
+        if self.cells is not None:
+            room = max(0, self.cells + self.evictable)
+            if given > room:
+                given = room
+                self.waits[request.key] = Wait.CELLS
+            self.take_cells(given)
         if given < wanted:
-            waits[request.key] = Wait.BUDGET
+            self.waits.setdefault(request.key, Wait.BUDGET)
         if given > 0:
-            end = request.computed + given
-            chunk = request.tokens[request.computed : end]
-            chunks.append(Chunk(request.key, request.computed, chunk, given == wanted))
-            left -= given
-            cached += request.computed
+            chunk = request.tokens[computed : computed + given]
+            self.chunks.append(Chunk(request.key, computed, chunk, given == wanted))
+            self.left -= given
+            self.cached += computed
 
-    for request in state.prefilling.values():
-        if request.in_flight:
-            waits[request.key] = Wait.OUTCOME
-        else:
-            give(request)
+    # --- memory -----------------------------------------------------------------------------------
 
-    admitted: list[Request] = []
-    for request in state.waiting.in_order(now):
-        if len(admitted) == state.lanes_free:
-            waits[request.key] = Wait.LANE
-            break
-        if left == 0:
-            waits[request.key] = Wait.BUDGET
-            break
-        admitted.append(request)
-        give(request)
-    work = Work(len(decodes), allowed - left, cached)
-    return Plan(decodes, chunks, admitted, waits, work)
+    def take_cells(self, cells: int) -> bool:
+        """Take cells of the shared pool, evicting saved prefixes where needed."""
+        assert self.cells is not None
+        missing = cells - self.cells
+        if missing > self.evictable:
+            return False
+        if missing > 0:
+            self.evict_tokens += missing
+            self.evictable -= missing
+            self.cells += missing
+        self.cells -= cells
+        return True
+
+    def make_room_for_decodes(self) -> None:
+        while not self.take_cells(len(self.decodes)):
+            victim = self.victim()
+            if victim is None:
+                # A lone request fits the pool, or it would have been refused.
+                assert self.decodes, "no cells for nobody"
+                self.waits[self.decodes.pop().key] = Wait.CELLS
+                continue
+            self.preempt(victim)
+
+    def victim(self) -> Request | None:
+        """Whom to preempt: paused ones first, then the lowest priority, then the latest.
+
+        Never the last one running, and those preempted often only if there is nobody else.
+        """
+        running = [
+            request
+            for table in (self.state.decoding, self.state.prefilling)
+            for request in table.values()
+            if not request.in_flight and request.key not in self.preempted
+        ]
+        if len(running) + len(self.admit) < 2:
+            return None
+        return max(running, key=_dispensable)
+
+    def preempt(self, victim: Request) -> None:
+        self.preempted[victim.key] = victim
+        self.lanes += 1
+        if victim in self.decodes:
+            self.decodes.remove(victim)
+        if self.cells is not None:
+            self.cells += victim.computed - victim.shared_tokens
+
+    # --- waiting requests -------------------------------------------------------------------------
+
+    def choose_admissions(self) -> None:
+        state = self.state
+        if not len(state.waiting):
+            return
+        looked_at = 0
+        reserved = self.cells_wanted_by_prompts()
+        for request in state.waiting.in_order(self.now):
+            looked_at += 1
+            if looked_at > LOOK_AHEAD:
+                break
+            if self.lanes == 0 and not self.make_lane_for(request):
+                self.waits[request.key] = Wait.LANE
+                break
+            if self.left == 0:
+                self.waits[request.key] = Wait.BUDGET
+                break
+            if self.waits_for_prefix(request):
+                self.waits[request.key] = Wait.PREFIX
+                continue
+            match = None
+            if not request.swapped_tokens and not request.restarts:
+                match = state.cache.match(request.tokens, state.salt(request))
+            there = request.swapped_tokens or (match.length if match else 0)
+            if self.cells is not None:
+                if match is not None and not match.entry.users:
+                    # What is restored from can't be evicted any more.
+                    self.evictable = max(0, self.evictable - match.entry.length)
+                needed = len(request.tokens) - (0 if request.swapped_tokens else there)
+                if needed + reserved > self.cells + self.evictable:
+                    self.waits[request.key] = Wait.CELLS
+                    break
+                if request.swapped_tokens:
+                    self.take_cells(request.swapped_tokens)
+                reserved += len(request.tokens) - there
+            self.lanes -= 1
+            self.admit.append((request, match))
+            before = self.left
+            self.give(request, there)
+            reserved -= before - self.left
+
+    def cells_wanted_by_prompts(self) -> int:
+        """Cells that admitted prompts still need, and a few for each stream to go on."""
+        if self.cells is None:
+            return 0
+        prompts = self.state.prefilling.values()
+        wanted = sum(
+            len(r.tokens) - r.computed - r.in_flight for r in prompts if r.key not in self.preempted
+        )
+        given = sum(len(chunk.tokens) for chunk in self.chunks)
+        return wanted - given + HEADROOM_CELLS * len(self.decodes)
+
+    def waits_for_prefix(self, request: Request) -> bool:
+        """Whether a prompt being computed has more in common with it than what is saved."""
+        cache = self.state.cache
+        if not cache.tokens_max or request.swapped_tokens or request.restarts:
+            return False
+        head = request.tokens[:PREFIX_TOKENS_MIN]
+        if len(head) < PREFIX_TOKENS_MIN:
+            return False
+        salt = self.state.salt(request)
+        others = [*self.state.prefilling.values(), *(admitted for admitted, _ in self.admit)]
+        for other in others:
+            if (
+                other.key in self.preempted
+                or other.prompt_tokens > cache.tokens_max
+                or other.tokens[:PREFIX_TOKENS_MIN] != head
+                or self.state.salt(other) != salt
+            ):
+                continue
+            match = cache.match(request.tokens, salt)
+            known = match.length if match else 0
+            prompt = other.tokens[: other.prompt_tokens]
+            if common_length(prompt, request.tokens) >= known + PREFIX_TOKENS_MIN:
+                return True
+        return False
+
+    def make_lane_for(self, request: Request) -> bool:
+        """Preempt a running request of strictly lower priority; equals never preempt each other."""
+        priority = request.params.priority
+        running = [
+            other
+            for table in (self.state.decoding, self.state.prefilling)
+            for other in table.values()
+            if other.params.priority < priority
+            and not other.in_flight
+            and other.preemptions < PREEMPTIONS_MAX
+            and other.key not in self.preempted
+            and not any(chunk.key == other.key for chunk in self.chunks)
+        ]
+        if not running:
+            return False
+        self.preempt(max(running, key=_dispensable))
+        return True
+
+
+def _dispensable(request: Request) -> tuple[bool, bool, int, float, int]:
+    return (
+        request.preemptions < PREEMPTIONS_MAX,
+        request.paused,
+        -request.params.priority,
+        request.arrived_at,
+        request.key,
+    )

@@ -67,6 +67,10 @@ class PrefixCache:
         return len(self._entries)
 
     @property
+    def has_free_id(self) -> bool:
+        return bool(self._free_ids)
+
+    @property
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 

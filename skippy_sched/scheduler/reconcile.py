@@ -48,6 +48,8 @@ def reconcile(
     assert outcome.number == iteration.number
     result = Reconciled()
     faults = outcome.faults
+    for sequence_id in outcome.unsaved:
+        state.forget_prefix(sequence_id)
     tokens, gaps = result.tokens, result.gaps_s
     served = state.share.served
 
@@ -85,6 +87,7 @@ def reconcile(
         if not chunk.sample_last:
             continue
         assert sample != NO_SAMPLE
+        state.save_prefix(request, request.prompt_tokens, now)
         state.start_decode(request)
         if request.first_token_at is None:
             request.first_token_at = now

@@ -12,6 +12,7 @@ from typing import Literal
 
 from skippy_sched.errors import RequestError
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.prefix_cache import Entry
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -88,6 +89,7 @@ class Request:
         "charge",
         "computed",
         "deadline_at",
+        "entry",
         "error",
         "finish_reason",
         "finished_at",
@@ -99,12 +101,15 @@ class Request:
         "params",
         "paused",
         "planned_at",
+        "preemptions",
         "prompt_tokens",
         "restarts",
         "sampling",
+        "shared_tokens",
         "status",
         "stop_reason",
         "stop_tokens",
+        "swapped_tokens",
         "tenant",
         "token_limit",
         "tokens",
@@ -139,6 +144,13 @@ class Request:
         self.charge = 1.0
         self.computed = 0
         self.cached_tokens = 0
+        #: the saved prefix that it was restored from or saved as, and how many of its tokens
+        #: have their cells there
+        self.entry: Entry | None = None
+        self.shared_tokens = 0
+        #: tokens whose state waits in host memory for a lane
+        self.swapped_tokens = 0
+        self.preemptions = 0
         #: tokens handed to the engine and not yet reconciled
         self.in_flight = 0
         #: times its session was lost and its tokens computed again

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,15 @@ from skippy_sched.scheduler.iteration import (
     NO_SAMPLE,
     CloseSession,
     Command,
+    DropPrefix,
     Fate,
     Fault,
     Iteration,
     OpenSession,
     Outcome,
+    ResetSession,
+    SavePrefix,
+    SwapOut,
 )
 
 
@@ -59,18 +63,23 @@ class Row:
 
 
 class ModelRunner:
-    """``stages`` are the stages of one model in order; a whole model is its own only stage."""
+    """``stages`` are the stages of one model in order; a whole model is its own only stage.
 
-    def __init__(self, *stages: Model) -> None:
+    ``clock`` gives the seconds by which native work is timed.
+    """
+
+    def __init__(self, *stages: Model, clock: Callable[[], float] = time.perf_counter) -> None:
         self.stages = stages
+        self._clock = clock
         self._sessions: dict[int, list[StageSession]] = {}
         self._sampling: dict[int, SamplingConfig] = {}
+        self._swapped: dict[int, list[Any]] = {}
         self._vocabulary = stages[-1].facts.n_vocab
 
     def execute(self, iteration: Iteration) -> Outcome:
         """Run commands and batch; native errors end up as faults of rows, never as exceptions."""
         outcome = Outcome(iteration.number)
-        began = time.perf_counter()
+        began = self._clock()
         for command in iteration.commands:
             self._command(command, outcome)
         rows = self._rows(iteration, outcome)
@@ -80,7 +89,7 @@ class ModelRunner:
         take = samples.get
         outcome.decode_samples = [take(key, NO_SAMPLE) for key in iteration.decode_keys]
         outcome.chunk_samples = [take(chunk.key, NO_SAMPLE) for chunk in iteration.chunks]
-        outcome.native_s = time.perf_counter() - began
+        outcome.native_s = self._clock() - began
         return outcome
 
     def close(self) -> None:
@@ -94,23 +103,79 @@ class ModelRunner:
     # --- commands -------------------------------------------------------------------------------
 
     def _command(self, command: Command, outcome: Outcome) -> None:
-        key = command.key
         outcome.native_calls += len(self.stages)
         try:
-            if isinstance(command, OpenSession):
-                self._sampling[key] = command.sampling
-                sessions = self._sessions[key] = []
-                sessions.extend(stage.create_session() for stage in self.stages)
-            elif isinstance(command, CloseSession):
-                self._sampling.pop(key, None)
-                for session in self._sessions.pop(key, ()):
-                    session.close()
-            else:
-                for session in self._sessions[key]:
-                    session.reset()
+            match command:
+                case OpenSession():
+                    self._open(command, outcome)
+                case CloseSession(key):
+                    self._sampling.pop(key, None)
+                    self._swapped.pop(key, None)
+                    self._close(key)
+                case ResetSession(key):
+                    for session in self._sessions[key]:
+                        session.reset()
+                case SwapOut(key):
+                    self._swap_out(key, outcome)
+                case SavePrefix(key, sequence_id, length):
+                    for session in self._sessions[key]:
+                        session.save_prefix(sequence_id, length)
+                case DropPrefix(sequence_id):
+                    self._drop_prefix(sequence_id)
         except SkippyNativeError as error:
-            if not isinstance(command, CloseSession):
-                outcome.faults[key] = Fault(Fate.FAILED, error)
+            match command:
+                case OpenSession(key) | ResetSession(key):
+                    # Restored or swapped in halfway, it can be computed; not opened, it can't.
+                    opened = len(self._sessions.get(key, ())) == len(self.stages)
+                    fate = Fate.LOST if opened and command.reusable else Fate.FAILED
+                    outcome.faults[key] = Fault(fate, error)
+                case SavePrefix(_, sequence_id):
+                    outcome.unsaved.append(sequence_id)
+                case _:
+                    pass  # what was to be freed is gone, or is freed with the model
+
+    def _open(self, command: OpenSession, outcome: Outcome) -> None:
+        key = command.key
+        self._sampling[key] = command.sampling
+        sessions = self._sessions[key] = []
+        sessions.extend(stage.create_session() for stage in self.stages)
+        if command.restore is not None:
+            for session in sessions:
+                session.restore_prefix(command.restore.sequence_id, command.restore.tokens)
+        if command.swapped:
+            began = self._clock()
+            for session, state in zip(sessions, self._swapped.pop(key, ()), strict=True):
+                session.import_full_state(0, session.model.facts.n_layer, state)
+            outcome.swap_s += self._clock() - began
+            outcome.swapped_tokens += sessions[0].token_count
+
+    def _swap_out(self, key: int, outcome: Outcome) -> None:
+        """A state that can't be taken out is missing when it is wanted: then it is computed."""
+        sessions = self._sessions[key]
+        began = self._clock()
+        try:
+            self._swapped[key] = [
+                session.export_full_state(0, session.model.facts.n_layer) for session in sessions
+            ]
+            outcome.swap_s += self._clock() - began
+            outcome.swapped_tokens += sessions[0].token_count
+        finally:
+            self._close(key)
+
+    def _close(self, key: int) -> None:
+        for session in self._sessions.pop(key, ()):
+            session.close()
+
+    def _drop_prefix(self, sequence_id: int) -> None:
+        """The ABI drops a sequence through a session, any session."""
+        sessions = next(iter(self._sessions.values()), None)
+        if sessions is not None:
+            for session in sessions:
+                session.drop_sequence(sequence_id)
+            return
+        for stage in self.stages:
+            with stage.create_session() as session:
+                session.drop_sequence(sequence_id)
 
     # --- the batch ------------------------------------------------------------------------------
 

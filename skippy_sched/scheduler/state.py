@@ -10,8 +10,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from skippy_sched.errors import RequestError
-from skippy_sched.scheduler.iteration import CloseSession, Command, OpenSession
+from skippy_sched.scheduler.iteration import (
+    NO_SAMPLE,
+    CloseSession,
+    Command,
+    DropPrefix,
+    OpenSession,
+    Restore,
+    SavePrefix,
+    SwapOut,
+)
 from skippy_sched.scheduler.policy import FairShare, WaitingQueue
+from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Entry, Match, PrefixCache
 from skippy_sched.scheduler.request import FinishReason, Request, Status
 
 
@@ -25,6 +35,8 @@ class Limits:
     chunk_tokens: int  # of one request in one iteration
     waiting_requests: int
     waiting_tokens: int
+    isolate_tenants: bool = False  # whether saved prefixes are only for the tenant they came from
+    pool_cells: int | None = None  # cells that all lanes share; None: each lane has its own
     aging_s: float = 30.0  # waiting that long lifts a request by one priority class
 
 
@@ -40,6 +52,8 @@ class Totals:
     cached_tokens: int = 0
     generated_tokens: int = 0
     recomputed_tokens: int = 0
+    preemptions: int = 0
+    swaps: int = 0
     iterations: int = 0
     decode_iterations: int = 0
     decode_rows: int = 0
@@ -52,8 +66,11 @@ class Totals:
 class State:
     """Requests by stage of life. Every live request is in exactly one container."""
 
-    def __init__(self, limits: Limits, share: FairShare | None = None) -> None:
+    def __init__(
+        self, limits: Limits, share: FairShare | None = None, cache: PrefixCache | None = None
+    ) -> None:
         self.limits = limits
+        self.cache = cache or PrefixCache(0)
         self.share = share or FairShare()
         self.waiting = WaitingQueue(self.share, limits.aging_s)
         self.prefilling: dict[int, Request] = {}
@@ -75,8 +92,10 @@ class State:
 
     @property
     def kv_tokens(self) -> int:
-        running = (*self.prefilling.values(), *self.decoding.values())
-        return sum(request.computed for request in running)
+        """KV cells in use: what running requests hold themselves, and the saved prefixes."""
+        own = sum(r.computed - r.shared_tokens for r in self.decoding.values())
+        own += sum(r.computed - r.shared_tokens for r in self.prefilling.values())
+        return own + self.cache.tokens
 
     # --- moves ------------------------------------------------------------------------------
 
@@ -88,14 +107,104 @@ class State:
         self.totals.accepted += 1
         self.totals.prompt_tokens += request.prompt_tokens
 
-    def admit(self, request: Request) -> None:
-        """From the queue to a lane."""
+    def admit(self, request: Request, match: Match | None, now: float) -> None:
+        """From the queue to a lane, with what is saved of its tokens."""
         assert self.lanes_free > 0
         self.waiting.remove(request)
         self.lanes_free -= 1
-        self.commands.append(OpenSession(request.key, request.sampling))
+        restore = None
+        if request.swapped_tokens:
+            request.computed, request.swapped_tokens = request.swapped_tokens, 0
+            self.commands.append(OpenSession(request.key, request.sampling, swapped=True))
+        else:
+            if match is not None:
+                match.entry.used_at = now
+                self._hold(request, match.entry, match.length)
+                request.computed = match.length
+                restore = Restore(match.entry.sequence_id, request.tokens[: match.length])
+                if not request.preemptions:
+                    request.cached_tokens = min(match.length, request.prompt_tokens)
+                    self.totals.cached_tokens += request.cached_tokens
+            self.commands.append(OpenSession(request.key, request.sampling, restore))
         request.status = Status.PREFILL
         self.prefilling[request.key] = request
+
+    def preempt(self, request: Request, *, swap: bool) -> None:
+        """From its lane back to the queue; its state is kept in host memory, or computed again."""
+        assert not request.in_flight
+        self._leave_lane(request)
+        self.totals.preemptions += 1
+        request.preemptions += 1
+        if swap and request.computed:
+            self.totals.swaps += 1
+            request.swapped_tokens = request.computed
+            self.commands.append(SwapOut(request.key))
+        else:
+            self.totals.recomputed_tokens += request.computed
+            self.commands.append(CloseSession(request.key))
+        request.computed = 0
+        request.paused = False
+        request.status = Status.WAITING
+        self.waiting.push(request, returned=True)
+
+    def _leave_lane(self, request: Request) -> None:
+        table = self.prefilling if request.status is Status.PREFILL else self.decoding
+        del table[request.key]
+        self.lanes_free += 1
+        self._hold(request, None, 0)
+
+    def salt(self, request: Request) -> str:
+        return request.tenant if self.limits.isolate_tenants else ""
+
+    # --- saved prefixes ---------------------------------------------------------------------------
+
+    def _hold(self, request: Request, entry: Entry | None, shared_tokens: int) -> None:
+        """The request uses cells of this entry from now on; it can't be evicted meanwhile."""
+        if request.entry is not None:
+            request.entry.users -= 1
+        if entry is not None:
+            entry.users += 1
+        request.entry = entry
+        request.shared_tokens = 0 if self.cache.copies else shared_tokens
+
+    def save_prefix(self, request: Request, length: int, now: float) -> None:
+        """Keep the first ``length`` computed tokens for others, if that adds enough."""
+        cache = self.cache
+        tokens = request.tokens[:length]
+        salt = self.salt(request)
+        known = cache.match([*tokens, NO_SAMPLE], salt) if cache.tokens_max else None
+        known_length = known.length if known else 0
+        if length - known_length < PREFIX_TOKENS_MIN or length > cache.tokens_max:
+            return
+        if not cache.copies and known_length > request.shared_tokens:
+            return  # its own cells would double those that are saved already
+        size = length if cache.copies else length - request.shared_tokens
+        self.evict(cache.tokens + size - cache.tokens_max)
+        if cache.tokens + size > cache.tokens_max:
+            return
+        if not cache.has_free_id:
+            self.evict(0, ids=1)
+        entry = cache.add(tokens, now, salt)
+        if entry is not None:
+            self.commands.append(SavePrefix(request.key, entry.sequence_id, length))
+            self._hold(request, entry, length)
+
+    def evict(self, tokens: int, *, ids: int = 0) -> None:
+        """Drop least recently used prefixes until so many tokens (and ids) are free."""
+        if tokens <= 0 and not ids:
+            return
+        for entry in self.cache.victims(tokens, ids=ids):
+            self.cache.remove(entry)
+            self.commands.append(DropPrefix(entry.sequence_id))
+
+    def forget_prefix(self, sequence_id: int) -> None:
+        """Saving it failed: nobody may use it."""
+        for request in (*self.prefilling.values(), *self.decoding.values()):
+            if request.entry is not None and request.entry.sequence_id == sequence_id:
+                self._hold(request, None, 0)
+        for entry in self.cache.entries:
+            if entry.sequence_id == sequence_id:
+                self.cache.remove(entry)
 
     def take_commands(self) -> list[Command]:
         """The commands to send ahead of the next batch; a lane is freed before it is given away."""
@@ -109,6 +218,7 @@ class State:
 
     def restart(self, request: Request) -> None:
         """Its session was emptied: its tokens have to be computed again, on the same lane."""
+        self._hold(request, None, 0)
         self.totals.recomputed_tokens += request.computed
         request.computed = 0
         request.cached_tokens = 0
@@ -131,10 +241,12 @@ class State:
         assert not request.status.is_final, f"{request} ended twice"
         if request.status is Status.WAITING:
             self.waiting.remove(request)
+            if request.swapped_tokens:
+                self.commands.append(CloseSession(request.key))
         else:
-            table = self.prefilling if request.status is Status.PREFILL else self.decoding
-            del table[request.key]
-            self.lanes_free += 1
+            if status is not Status.FAILED:
+                self.save_prefix(request, request.computed, now)
+            self._leave_lane(request)
             self.commands.append(CloseSession(request.key))
         request.status = status
         request.finished_at = now
@@ -157,6 +269,12 @@ class State:
         ended = totals.finished + totals.cancelled + totals.failed
         assert totals.accepted == ended + self.live, (totals, self.live)
         assert self.lanes_free + self.running == self.limits.lanes
+        self.cache.check()
+        running = (*self.prefilling.values(), *self.decoding.values())
+        users = sum(entry.users for entry in self.cache.entries)
+        assert users == sum(1 for request in running if request.entry is not None)
+        if self.limits.pool_cells is not None:
+            assert self.kv_tokens <= self.limits.pool_cells, (self.kv_tokens, self.limits)
         waiting = list(self.waiting)
         assert len(self.waiting) == len(waiting)
         assert self.waiting.tokens == sum(len(request.tokens) for request in waiting)
@@ -167,5 +285,5 @@ class State:
         ):
             for request in requests:
                 assert request.status is status, request
-                assert 0 <= request.cached_tokens <= request.computed <= len(request.tokens)
+                assert 0 <= request.shared_tokens <= request.computed <= len(request.tokens)
                 assert len(request.tokens) <= request.token_limit
