@@ -92,8 +92,8 @@ static sim_status check_limits(const struct sim_batch *batch, sim_error out) {
 }
 
 static sim_status too_small(const struct sim_batch *batch, size_t r, sim_error out) {
-    return sim_fail(out, SKIPPY_STATUS_BUFFER_TOO_SMALL, "%s: request %zu: the output frame has %zu bytes, the buffer %zu",
-                    batch->name, r, batch->requests[r].required, batch->requests[r].out_capacity);
+    return sim_fail(out, SKIPPY_STATUS_BUFFER_TOO_SMALL,
+                    "%s: request %zu: the output frame has %zu bytes, the buffer %zu", batch->name, r, batch->requests[r].required, batch->requests[r].out_capacity);
 }
 
 sim_status sim_batch_check(struct sim_batch *batch, size_t sampled_capacity, sim_error out) {
@@ -230,7 +230,8 @@ static sim_status export_rows(struct sim_batch *batch, sim_error out) {
     }
     if (!batch->batched && batch->tokens > (size_t)model->n_ubatch)
         return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR,
-                        "%s: the exports hold the last microbatch of %d tokens, the frame %zu; the session has advanced",
+                        "%s: the exports hold the last microbatch of %d tokens, the frame %zu; "
+                        "the session has advanced",
                         batch->name, model->n_ubatch, batch->tokens);
     return SKIPPY_STATUS_OK;
 }
@@ -256,7 +257,8 @@ static sim_status sample_rows(struct sim_batch *batch, sim_error out) {
     }
     if (stuck == SIZE_MAX) return SKIPPY_STATUS_OK;
     return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR,
-                    "request %zu: sampling produced no allowed token; all %zu sessions have advanced", stuck, batch->count);
+                    "request %zu: sampling produced no allowed token; all %zu sessions have advanced", stuck,
+                    batch->count);
 }
 
 sim_status sim_batch_run(struct sim_batch *batch, sim_error out) {

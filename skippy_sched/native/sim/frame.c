@@ -22,7 +22,8 @@ static void identity_of(const struct skippy_model *model, int32_t layer, const c
         return;
     }
     char text[512];
-    int written = snprintf(text, sizeof text, "skippy-sim;seed=%lld;layers=%lld;layer=%d;part=%.200s;type=0;rank=2;axis=1;embd=%lld",
+    int written = snprintf(text, sizeof text,
+                           "skippy-sim;seed=%lld;layers=%lld;layer=%d;part=%.200s;type=0;rank=2;axis=1;embd=%lld",
                            (long long)model->spec.seed, (long long)model->spec.n_layer, layer, name,
                            (long long)model->spec.n_embd);
     sim_sha256(text, (size_t)written, identity);
@@ -122,8 +123,8 @@ static sim_status check_boundary(const struct skippy_model *model, size_t r,
         if (!part) REFUSE("request %zu: boundary part %u is missing from the frame", r, b);
         if (part->ggml_type != wanted->ggml_type || part->rank != wanted->rank ||
             part->token_axis != wanted->token_axis)
-            REFUSE("request %zu: part for boundary part %u has type %u, rank %u, token axis %d; the boundary %u, %u, %d",
-                   r, b, part->ggml_type, part->rank, part->token_axis, wanted->ggml_type, wanted->rank,
+            REFUSE("request %zu: part for boundary part %u has type %u, rank %u, token axis %d; the boundary "
+                   "%u, %u, %d", r, b, part->ggml_type, part->rank, part->token_axis, wanted->ggml_type, wanted->rank,
                    wanted->token_axis);
         for (uint32_t d = 0; d < wanted->rank; d++)
             if (wanted->dimensions[d] > 0 && part->dimensions[d] != wanted->dimensions[d])

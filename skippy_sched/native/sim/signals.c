@@ -126,7 +126,8 @@ static sim_status configure(struct skippy_session *session, const struct skippy_
     if (grammar && *grammar != '"') {
         const char *rule = strstr(grammar, "::="), *grammar_end = skip_string(grammar - 1);
         if (!rule || rule > grammar_end)
-            return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR, "chat sampling: the grammar has no rule (`name ::= ...`)");
+            return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR,
+                            "chat sampling: the grammar has no rule (`name ::= ...`)");
     }
     if (sampling) {
         session->chat_sampling = malloc(sizeof *sampling);

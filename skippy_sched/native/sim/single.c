@@ -52,7 +52,8 @@ sim_status skippy_prefill_chunk_frame_with_positions(
     struct skippy_activation_desc *out_desc, void *output_payload, size_t output_capacity, size_t *out_bytes,
     sim_error out) {
     return skippy_prefill_chunk_frame_sampled_with_positions(session, token_ids, token_count, positions,
-        position_count, NULL, input_desc, input_payload, out_desc, output_payload, output_capacity, out_bytes, NULL, out);
+        position_count, NULL, input_desc, input_payload, out_desc, output_payload, output_capacity, out_bytes, NULL,
+        out);
 }
 
 sim_status skippy_prefill_chunk_frame(

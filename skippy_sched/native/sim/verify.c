@@ -84,7 +84,8 @@ static sim_status verify(struct verify *v, sim_error out) {
     struct sim_request *request = &v->request;
     struct skippy_session *session = request->session;
     struct skippy_model *model = session->model;
-    struct sim_batch batch = {.model = model, .call = SIM_CALL_VERIFY, .name = "verify", .requests = request, .count = 1};
+    struct sim_batch batch = {.model = model, .call = SIM_CALL_VERIFY, .name = "verify", .requests = request,
+                              .count = 1};
     request->sample_last = request->all_logits = true;
     sim_status status = sim_batch_check(&batch, SIZE_MAX, out);
     if (status == SKIPPY_STATUS_OK) status = check_verify(v, model, out);
@@ -156,7 +157,8 @@ static sim_status copy_frame(struct skippy_session *session, struct sim_request 
     }
     if (hit.status) return sim_hit_fail(&hit, "copy frame", out);
     if (request->token_count != model->last_row_count)
-        return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR, "copy frame: %zu tokens asked for, the last execution exported %zu",
+        return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR,
+                        "copy frame: %zu tokens asked for, the last execution exported %zu",
                         request->token_count, model->last_row_count);
     memcpy(request->out_payload, model->last_rows, request->required);
     return SKIPPY_STATUS_OK;
