@@ -93,7 +93,8 @@ static sim_status check_limits(const struct sim_batch *batch, sim_error out) {
 
 static sim_status too_small(const struct sim_batch *batch, size_t r, sim_error out) {
     return sim_fail(out, SKIPPY_STATUS_BUFFER_TOO_SMALL,
-                    "%s: request %zu: the output frame has %zu bytes, the buffer %zu", batch->name, r, batch->requests[r].required, batch->requests[r].out_capacity);
+                    "%s: request %zu: the output frame has %zu bytes, the buffer %zu", batch->name, r,
+                    batch->requests[r].required, batch->requests[r].out_capacity);
 }
 
 sim_status sim_batch_check(struct sim_batch *batch, size_t sampled_capacity, sim_error out) {
