@@ -56,6 +56,11 @@ class EngineSection(Section):
     kv: Literal["per_lane", "shared"] = Field(
         "per_lane", description="KV cache: a fixed share per lane, or one pool for all"
     )
+    pool_tokens: Annotated[int, Field(ge=16)] | None = Field(
+        None,
+        description='KV cells of the pool with kv = "shared"; unset: lanes times context_tokens. '
+        "With less, requests that run out of cells are preempted and go on later",
+    )
     kv_type: Literal["f16", "f32", "q8_0", "q4_0", "bf16"] = Field(
         "f16", description="element type of the KV cache"
     )
@@ -70,6 +75,13 @@ class EngineSection(Section):
             raise ValueError(
                 f"batch_tokens is {self.batch_tokens}, below lanes = {self.lanes}: every running "
                 "request needs one token of each iteration; raise batch_tokens or lower lanes"
+            )
+        if self.pool_tokens is not None and self.kv != "shared":
+            raise ValueError('pool_tokens needs kv = "shared"')
+        if self.pool_tokens is not None and self.pool_tokens < self.context_tokens:
+            raise ValueError(
+                f"pool_tokens is {self.pool_tokens}, below context_tokens = {self.context_tokens}: "
+                "one request could not finish; raise pool_tokens or lower context_tokens"
             )
         if self.deterministic and self.kv != "per_lane":
             raise ValueError('deterministic = true needs kv = "per_lane"')

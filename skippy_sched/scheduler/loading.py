@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from skippy_sched.config import Config
+from skippy_sched.config import Config, EngineSection
 from skippy_sched.errors import StartupError
 from skippy_sched.native import Library, Model, ModelOptions, SkippyNativeError, find_library
 from skippy_sched.native.facts import ModelFacts
@@ -44,7 +44,7 @@ def open_model(config: Config) -> Model:
             library,
             path,
             ModelOptions(
-                ctx_size=engine.context_tokens,
+                ctx_size=_lane_cells(engine),
                 lanes=engine.lanes,
                 n_batch=engine.batch_tokens,
                 n_ubatch=min(engine.microbatch_tokens, engine.batch_tokens),
@@ -64,6 +64,13 @@ def open_model(config: Config) -> Model:
             "use another model format or set it to false"
         )
     return model
+
+
+def _lane_cells(engine: EngineSection) -> int:
+    """The ABI sizes a pool by the lane."""
+    if engine.pool_tokens is None:
+        return engine.context_tokens
+    return -(-engine.pool_tokens // engine.lanes)
 
 
 def end_tokens(model: Model) -> frozenset[int]:

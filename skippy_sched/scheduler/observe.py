@@ -71,6 +71,10 @@ class Statistics:
     cached_tokens: int
     generated_tokens: int
     recomputed_tokens: int
+    prefixes: int
+    prefix_tokens: int
+    preemptions: int
+    swaps: int
     iterations: int
     decode_iterations: int
     decode_sequences: int

@@ -21,7 +21,7 @@ from skippy_sched.scheduler.iteration import (
 from skippy_sched.scheduler.request import Request
 from skippy_sched.scheduler.state import State
 
-#: A request whose session was lost this often is failed: something about it keeps breaking.
+#: A request whose session was lost this often without a token in between is failed.
 RESTARTS_MAX = 3
 
 
@@ -87,6 +87,7 @@ def reconcile(
         if not chunk.sample_last:
             continue
         assert sample != NO_SAMPLE
+        request.restarts = 0
         state.save_prefix(request, request.prompt_tokens, now)
         state.start_decode(request)
         if request.first_token_at is None:

@@ -143,8 +143,11 @@ class ModelRunner:
             for session in sessions:
                 session.restore_prefix(command.restore.sequence_id, command.restore.tokens)
         if command.swapped:
+            states = self._swapped.pop(key, None)
+            if states is None:
+                raise NativeAnswerError("its state could not be swapped out")
             began = self._clock()
-            for session, state in zip(sessions, self._swapped.pop(key, ()), strict=True):
+            for session, state in zip(sessions, states, strict=True):
                 session.import_full_state(0, session.model.facts.n_layer, state)
             outcome.swap_s += self._clock() - began
             outcome.swapped_tokens += sessions[0].token_count

@@ -70,7 +70,7 @@ class State:
         self, limits: Limits, share: FairShare | None = None, cache: PrefixCache | None = None
     ) -> None:
         self.limits = limits
-        self.cache = cache or PrefixCache(0)
+        self.cache = PrefixCache(0) if cache is None else cache
         self.share = share or FairShare()
         self.waiting = WaitingQueue(self.share, limits.aging_s)
         self.prefilling: dict[int, Request] = {}

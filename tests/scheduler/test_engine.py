@@ -22,7 +22,7 @@ from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import RequestParams
 
-from .conftest import Answer, answer, assert_at_rest
+from .conftest import Answer, answer, assert_books_balance
 
 MakeConfig = Callable[..., Config]
 PROMPTS = [f"prompt number {n}, " + "long " * (n % 5) for n in range(8)]
@@ -39,7 +39,7 @@ async def test_a_request_gets_exactly_its_tokens_and_its_usage(sim_config: MakeC
         assert got.finish_reason == "length"
         assert got.usage is not None
         assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (3, 10)
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_company_does_not_change_a_text(sim_config: MakeConfig) -> None:
@@ -49,7 +49,7 @@ async def test_company_does_not_change_a_text(sim_config: MakeConfig) -> None:
         together = await asyncio.gather(*(answer(engine, prompt, params) for prompt in PROMPTS))
         assert [a.tokens for a in together] == [a.tokens for a in alone]
         assert len({tuple(a.tokens) for a in alone}) == len(PROMPTS)
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 @pytest.mark.parametrize("batch_tokens", [4, 7, 64])
@@ -71,7 +71,7 @@ async def test_many_requests_share_few_lanes(sim_config: MakeConfig) -> None:
         assert all(len(a.tokens) == 20 for a in got)
         stats = engine.statistics()
         assert stats.decode_sequences / stats.decode_iterations > 3
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_consumers_that_leave_free_their_lanes_and_disturb_nobody(
@@ -91,7 +91,7 @@ async def test_consumers_that_leave_free_their_lanes_and_disturb_nobody(
                 assert len(a.tokens) == (leave or 20)
         while engine.statistics().running:
             await asyncio.sleep(0)
-        assert_at_rest(engine)
+        assert_books_balance(engine)
         assert engine.statistics().cancelled == 5 * 8
 
 
@@ -105,7 +105,7 @@ async def test_cancelling_a_task_cancels_its_request(sim_config: MakeConfig) -> 
             await task
         await engine.drain(5)
         assert engine.statistics().cancelled == 1
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_cancel_by_id_ends_the_stream_with_what_it_has(sim_config: MakeConfig) -> None:
@@ -118,7 +118,7 @@ async def test_cancel_by_id_ends_the_stream_with_what_it_has(sim_config: MakeCon
         assert events[-1].usage is not None
         assert events[-1].usage.completion_tokens == sum(len(e.token_ids) for e in events)
         assert not engine.cancel("mine")
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_a_slow_consumer_pauses_only_itself(sim_config: MakeConfig) -> None:
@@ -130,7 +130,7 @@ async def test_a_slow_consumer_pauses_only_itself(sim_config: MakeConfig) -> Non
         assert slow.request.completion_tokens <= 6
         rest = [token async for event in slow for token in event.token_ids]
         assert len(rest) == 50
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_end_tokens_and_stop_strings_end_with_stop(sim_config: MakeConfig) -> None:
@@ -148,7 +148,7 @@ async def test_end_tokens_and_stop_strings_end_with_stop(sim_config: MakeConfig)
         assert (end.text, end.finish_reason) == ("one two three", "stop")
         short = await answer(engine, script, RequestParams(max_tokens=13))
         assert (short.text, short.finish_reason) == ("one two three", "length")
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_what_cannot_run_is_refused_before_it_is_queued(sim_config: MakeConfig) -> None:
@@ -176,7 +176,7 @@ async def test_what_cannot_run_is_refused_before_it_is_queued(sim_config: MakeCo
         assert engine.statistics().native_calls == calls
         last = await answer(engine, [1] * 511, RequestParams(ignore_eos=True))
         assert (len(last.tokens), last.finish_reason) == (1, "length")
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_the_waiting_queue_is_bounded(sim_config: MakeConfig) -> None:
@@ -187,7 +187,7 @@ async def test_the_waiting_queue_is_bounded(sim_config: MakeConfig) -> None:
             await engine.submit([1], of_length(5))
         for stream in streams:
             assert len([event async for event in stream]) == 5
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_comes(sim_config: MakeConfig) -> None:
@@ -199,7 +199,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(sim_config: MakeC
         assert [len(got.tokens) for got in await asyncio.gather(*tasks)] == [30] * 8
         with pytest.raises(Draining):
             await engine.submit([1])
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_a_drain_at_its_limit_gives_the_rest_a_terminal_answer(
@@ -215,7 +215,7 @@ async def test_a_drain_at_its_limit_gives_the_rest_a_terminal_answer(
                     pass
         while engine.statistics().running:
             await asyncio.sleep(0)
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ async def test_a_passing_native_fault_costs_nobody_a_token(
     async with Engine.open(sim_config({"fault": fault})) as engine:
         got = await asyncio.gather(*(answer(engine, prompt, of_length(12)) for prompt in PROMPTS))
         assert [a.tokens for a in got] == [a.tokens for a in alone]
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ async def test_a_fault_of_one_row_fails_one_request(sim_config: MakeConfig, faul
         assert len(failed) == 1
         assert isinstance(failed[0].error, EngineFailure)
         assert all(a.text == "abcdefgh" for a in got if a.error is None)
-        assert_at_rest(engine)
+        assert_books_balance(engine)
 
 
 async def test_faults_at_every_call_kind_end_every_request_once(sim_config: MakeConfig) -> None:

@@ -157,6 +157,7 @@ static bool model_allocate(struct skippy_model *model) {
     if (!model->sessions || !sim_vocabulary_build(&model->vocabulary, spec)) return false;
     int64_t cells = spec->pool_cells ? spec->pool_cells : (int64_t)model->ctx_size * model->lane_count;
     if (model->unified && !pool_build(&model->pool, cells)) return false;
+    if (model->unified) model->ctx_size = model->pool.size; /* a lane may grow until the pool is full */
     for (size_t i = 0; i < spec->fault_count; i++) sim_fault_add(model, &spec->faults[i]);
     return model->fault_count == spec->fault_count;
 }
