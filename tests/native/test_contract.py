@@ -692,6 +692,22 @@ def test_state_of_another_layer_range_is_refused(engine: Engine) -> None:
     assert session.token_count == session.position == 6
 
 
+def test_a_partial_state_is_exported_and_taken_back(engine: Engine) -> None:
+    """What is neither recurrent nor windowed may well be nothing; the position never falls."""
+    model = engine.open()
+    layers = (0, model.facts.n_layer)
+    session = a_session(model)
+    state = session.export_state(*layers)
+    expected = continuation(session, 2)
+    session.trim(6)
+    try:
+        session.import_state(*layers, state)
+    except (InvalidArgument, NativeRuntimeError, Unsupported):
+        assert len(state) == 0
+    assert session.token_count == session.position == 6
+    assert continuation(session, 2) == expected
+
+
 def test_a_damaged_state_is_refused(engine: Engine) -> None:
     model = engine.open()
     state = a_session(model).export_full_state(0, model.facts.n_layer)
