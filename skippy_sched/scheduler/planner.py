@@ -32,6 +32,8 @@ class Wait(Enum):
 
 #: While streams run, an iteration may take this many times what they alone would take.
 STRETCH = 2.0
+#: Gaps below this are faster than anybody reads.
+UNNOTICED_S = 0.1
 #: Prompts always advance by this many tokens, even if the decodes alone exceed the target.
 PREFILL_TOKENS_MIN = 4
 #: A request preempted that often is left alone while there is anybody else.
@@ -46,7 +48,8 @@ UNDISTURBED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an iteration may cost. ``inter_token_s`` None: ``STRETCH`` times the decodes alone.
+    """What an iteration may cost. ``inter_token_s`` None: ``STRETCH`` times what the decodes take
+    alone, or ``UNNOTICED_S`` if that is more.
 
     ``costs`` None: only tokens count.
     """
@@ -66,7 +69,7 @@ class Budget:
         elif self.inter_token_s is not None:
             target_s = self.inter_token_s
         else:
-            target_s = STRETCH * self.costs.predict(decodes)
+            target_s = max(STRETCH * self.costs.predict(decodes), UNNOTICED_S)
         within = self.costs.prefill_tokens_within(target_s, decodes)
         return min(left, max(within, PREFILL_TOKENS_MIN))
 
