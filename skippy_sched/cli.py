@@ -1,4 +1,4 @@
-"""The skippy-sched command: serve, check-config, generate.
+"""The skippy-sched command: serve, check-config, generate; more in simulate/commands.py.
 
 Imports what a command needs only when it runs: the command line must answer at once.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippy_sched.errors import SkippySchedError
+from skippy_sched.simulate import commands as simulate
 
 if TYPE_CHECKING:
     from skippy_sched.config import Config
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--chat", action="store_true", help="as a chat message (the default)")
     form.add_argument("--raw", action="store_true", help="continue the text, without a template")
     generate.set_defaults(run=_generate)
+    simulate.add_parsers(commands)
     return parser
 
 

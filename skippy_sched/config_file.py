@@ -258,7 +258,7 @@ def reference_toml() -> str:
         for key, info in model.model_fields.items():
             if info.description:
                 lines.append(f"# {info.description}")
-            lines.append(_assignment(key, info.default))
+            lines.append(_assignment(key, info.get_default(call_default_factory=True)))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
@@ -277,6 +277,8 @@ def _toml(value: object) -> str:
     if isinstance(value, str):
         # JSON's escapes are TOML's, except that TOML also escapes DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return str(value)

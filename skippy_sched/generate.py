@@ -28,7 +28,7 @@ def generate(
 ) -> int:
     """Raises SkippySchedError."""
     config = with_model_path(config, progress)
-    fields = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    fields: dict[str, object] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     return asyncio.run(_generate(config, prompt, is_chat, fields))
 
 

@@ -35,7 +35,7 @@ from skippy_sched.server.problems import (
 )
 from skippy_sched.server.replies import DONE, Head, error_event
 from skippy_sched.server.served_model import ServedModel
-from skippy_sched.server.wire import ChatRequest, CompletionRequest, Request, parse
+from skippy_sched.server.wire import ChatRequest, CompletionRequest, Generation, Request, parse
 
 log = structlog.get_logger("skippy_sched.server")
 
@@ -143,12 +143,12 @@ class App:
 
     async def _completions(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, CompletionRequest)
-        head = self._head(served, "cmpl-")
+        head = self._head(served, request, "cmpl-")
         await endpoints.completions(exchange, served, request, head, self._idle_s)
 
     async def _chat(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, ChatRequest)
-        head = self._head(served, "chatcmpl-")
+        head = self._head(served, request, "chatcmpl-")
         await endpoints.chat_completions(exchange, served, request, head, self._idle_s)
 
     async def _accept(self, exchange: Exchange, kind: type[Request]) -> tuple[ServedModel, Request]:
@@ -177,9 +177,10 @@ class App:
             self._ignored_logged |= new
             log.info("fields_ignored", fields=sorted(new), request_id=exchange.request_id)
 
-    def _head(self, served: ServedModel, prefix: str) -> Head:
+    def _head(self, served: ServedModel, request: Generation, prefix: str) -> Head:
         created = int(clock.wall_time())
-        return Head(self._new_id(prefix), created, served.name, self._fingerprint)
+        new_id = self._new_id(prefix)
+        return Head(new_id, created, served.name, self._fingerprint, request.tier_used)
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}{self._random.getrandbits(96):024x}"

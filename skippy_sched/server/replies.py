@@ -34,6 +34,7 @@ class Head:
     created: int
     model: str
     fingerprint: str
+    service_tier: str | None = None
 
 
 @dataclass(slots=True)
@@ -54,13 +55,16 @@ class Format:
         self._after = '],"usage":null}\n\n' if self.include_usage else "]}\n\n"
 
     def _fields(self, kind: str) -> dict[str, object]:
-        return {
+        fields: dict[str, object] = {
             "id": self.head.id,
             "object": kind,
             "created": self.head.created,
             "model": self.head.model,
             "system_fingerprint": self.head.fingerprint,
         }
+        if self.head.service_tier is not None:
+            fields["service_tier"] = self.head.service_tier
+        return fields
 
     def opening(self, index: int) -> str:
         """Comes before a choice's first text."""

@@ -72,6 +72,7 @@ def request_params(request: Generation, max_tokens: int | None, choice: int) -> 
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos is True,
         tenant=request.user or "default",
+        priority=request.priority_class,
         timeout_s=request.timeout,
     )
 

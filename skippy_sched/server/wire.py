@@ -29,6 +29,8 @@ STOPS_MAX = 4
 #: The library takes so many; more would be dropped without a word.
 LOGIT_BIASES_MAX = 256
 SHOWN_CHARS_MAX = 80
+#: Classes enough for any order, few enough to be kept apart.
+PRIORITY_MAX = 100
 #: A name for logs and tenants, not a place to store things.
 USER_CHARS_MAX = 256
 
@@ -87,10 +89,10 @@ class Generation(BaseModel):
     ignore_eos: bool | None = None
     stop_token_ids: tuple[Annotated[Int, Field(ge=0, lt=2**31)], ...] = Field((), strict=False)
     timeout: Annotated[Number, Field(gt=0, le=86400)] | None = None
+    priority: Annotated[Int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
     # Known, and refused unless they ask for what happens anyway.
-    service_tier: Literal["auto", "default"] | None = None
-    priority: Literal[0] | None = None
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = None
     grammar: None = None
@@ -144,6 +146,18 @@ class Generation(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def priority_class(self) -> int:
+        """Higher goes first; a tier is a priority by another name."""
+        if self.priority is not None:
+            return self.priority
+        return {"flex": -1, "priority": 1}.get(self.service_tier or "default", 0)
+
+    @property
+    def tier_used(self) -> str | None:
+        """The tier to tell the client of; None if it did not ask for one."""
+        return "default" if self.service_tier == "auto" else self.service_tier
 
     @property
     def ignored(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The application on a simulated model, driven through bare ASGI: no sockets, no threads of ours."""
+"""The application on a simulated model, driven through bare ASGI, without sockets."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Response:
         return "".join(self.deltas(index))
 
     def deltas(self, index: int = 0) -> list[str]:
-        found = []
-        for event in self.events:
-            for choice in event["choices"]:
-                if choice["index"] == index and choice["finish_reason"] is None:
-                    found.append(choice["text"] if "text" in choice else choice["delta"]["content"])
-        return found
+        return [
+            choice["text"] if "text" in choice else choice["delta"]["content"]
+            for event in self.events
+            for choice in event["choices"]
+            if choice["index"] == index and choice["finish_reason"] is None
+        ]
 
     def finish_reason(self, index: int = 0) -> str:
         choices = [self.json] if self.headers["content-type"] == JSON else self.events
@@ -252,3 +252,9 @@ def script() -> Callable[..., list[int]]:
         return [258, *tokens, 259]
 
     return make
+
+
+@pytest.fixture
+def stalled_call() -> Callable[[bytes], Call]:
+    """A request whose client sends so much and then nothing."""
+    return lambda begun: Call([begun], stalls=True)

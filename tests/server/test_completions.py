@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 
@@ -174,3 +176,27 @@ async def test_unset_max_tokens_means_up_to_the_context_limit(serving):
         response = await client.complete("hello")
         assert response.finish_reason() == "length"
         assert response.json["usage"]["total_tokens"] == 64
+
+
+async def test_a_service_tier_is_told_back_only_if_asked_for(serving):
+    async with serving() as client:
+        for asked, used in (("auto", "default"), ("flex", "flex"), ("priority", "priority")):
+            whole, streamed = await client.both("x", max_tokens=1, service_tier=asked)
+            assert whole.json["service_tier"] == used
+            assert {event["service_tier"] for event in streamed.events} == {used}
+        assert "service_tier" not in (await client.complete("x", max_tokens=1)).json
+
+
+async def test_a_higher_priority_gets_the_lane_first(serving):
+    async with serving(engine={"lanes": 1}) as client:
+        order = []
+
+        async def ask(name: str, **fields: object) -> None:
+            await client.complete("x", max_tokens=5, **fields)
+            order.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask("first"))
+            tasks.create_task(ask("low", service_tier="flex"))
+            tasks.create_task(ask("normal"))
+        assert order == ["first", "normal", "low"]

@@ -47,8 +47,8 @@ FIELDS: dict[str, list[Any]] = {
     "response_format": [{"type": "json_object"}],
     "grammar": ["root ::= x"],
     "guided_json": [{}],
-    "priority": [5],
-    "service_tier": ["flex"],
+    "priority": [101, -101, 1.5],
+    "service_tier": ["gold"],
     "store": [True],
 }
 

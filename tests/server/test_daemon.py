@@ -1,0 +1,292 @@
+"""The daemon as a process: start, one-line failures, drain, exit codes (case 15)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from skippy_sched.cli import main
+
+#: A real clock, so that requests are under way when the signal comes.
+SLOW = {"clock": "real", "cost_fixed_us": 5000}
+
+
+class Daemon:
+    """A running ``skippy-sched serve``; ``log`` holds the lines read so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._connections = ExitStack()
+        self.log: list[dict[str, Any]] = []
+        self.port = 0
+
+    def start(self) -> None:
+        self.port = int(self.wait_for("serving")["url"].rpartition(":")[2])
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(json.loads(line))
+            if self.log[-1]["event"] == event:
+                return self.log[-1]
+        raise AssertionError(f"{event!r} was not logged, only {self.log}")
+
+    def connect(self) -> HTTPConnection:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self._connections.callback(connection.close)
+        return connection
+
+    def send(self, **fields: Any) -> HTTPConnection:
+        """A request whose answer is not awaited."""
+        connection = self.connect()
+        body = json.dumps({"prompt": "hello", "temperature": 0, **fields})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return connection
+
+    def answer(self, connection: HTTPConnection) -> HTTPResponse:
+        return self._connections.enter_context(connection.getresponse())
+
+    def ask(self, **fields: Any) -> HTTPResponse:
+        return self.answer(self.send(**fields))
+
+    def stream(self, max_tokens: int) -> HTTPResponse:
+        """A stream whose first event has come."""
+        response = self.ask(stream=True, max_tokens=max_tokens)
+        assert response.status == 200
+        assert response.readline().startswith(b"data: ")
+        return response
+
+    def get(self, path: str) -> HTTPResponse:
+        connection = self.connect()
+        connection.request("GET", path)
+        return self.answer(connection)
+
+    def close(self) -> None:
+        self._connections.close()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def scrape(self) -> bytes:
+        return self.get("/metrics").read()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        assert self.process.stderr is not None
+        self.log += [json.loads(line) for line in self.process.stderr]
+        return self.process.wait(timeout=20)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(sim_model: Callable[..., Path], tmp_path: Path) -> Start:
+    """``with start(model keys, server={...}) as daemon``."""
+
+    @contextmanager
+    def run(
+        model: dict[str, Any] | None = None, server: str = "", scheduler: str = ""
+    ) -> Iterator[Daemon]:
+        path = tmp_path / "config.toml"
+        path.write_text(
+            f'[model]\npath = "{sim_model(**(model or {}))}"\nname = "sim"\n'
+            '[engine]\nlibrary = "sim"\nlanes = 2\n'
+            f"[server]\nport = 0\n{server}\n[scheduler]\n{scheduler}\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "skippy_sched", "serve", "-c", str(path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        daemon = Daemon(process)
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.close()
+
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_daemon_ends_at_once_and_cleanly(start: Start, number: signal.Signals) -> None:
+    with start() as daemon:
+        assert daemon.get("/health").read() == b'{"status":"ok"}'
+        daemon.send_signal(number)
+        assert daemon.exit_code() == 0
+        assert daemon.log[-1]["event"] == "stopped"
+
+
+def test_a_signal_loses_no_accepted_request(start: Start) -> None:
+    """Three run or stream, more wait; all come to their end, then the daemon does."""
+    with start(SLOW) as daemon:
+        streams = [daemon.stream(max_tokens=400) for _ in range(2)]
+        waiting = daemon.send(max_tokens=20)
+        for _ in range(100):
+            if b'skippy:num_requests_waiting{model_name="sim"} 1.0' in daemon.scrape():
+                break
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait_for("draining")
+
+        assert daemon.get("/ready").status == 503
+        assert daemon.get("/health").status == 200
+        refused = daemon.ask()
+        assert refused.status == 503
+        assert refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        assert json.loads(refused.read())["error"]["code"] == "draining"
+
+        for stream in streams:
+            text = stream.read()
+            assert b'"finish_reason":"length"' in text
+            assert text.endswith(b"data: [DONE]\n\n")
+        answer = json.loads(daemon.answer(waiting).read())
+        assert answer["usage"]["completion_tokens"] == 20
+        assert daemon.exit_code() == 0
+        assert daemon.log[-1]["cut"] == 0
+
+
+def test_at_the_limit_what_still_runs_ends_with_an_error_event(start: Start) -> None:
+    with start(SLOW, server="drain_timeout_s = 0.1") as daemon:
+        stream = daemon.stream(max_tokens=2000)
+        daemon.send_signal(signal.SIGTERM)
+        *_, failure, done, _ = stream.read().decode().split("\n\n")
+        assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "draining"
+        assert done == "data: [DONE]"
+        assert daemon.exit_code() == 0
+        assert daemon.log[-1]["cut"] == 1
+
+
+def test_a_second_signal_stops_at_once(start: Start) -> None:
+    with start(SLOW) as daemon:
+        stream = daemon.stream(max_tokens=2000)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait_for("draining")
+        daemon.send_signal(signal.SIGTERM)
+        assert b'"code":"draining"' in stream.read()
+        assert daemon.exit_code() == 1
+
+
+def test_a_second_signal_does_not_wait_for_a_native_call(start: Start) -> None:
+    with start({"fault": "call=iteration nth=3 effect=hang"}) as daemon:
+        daemon.stream(max_tokens=50)
+        daemon.send_signal(signal.SIGINT)
+        daemon.wait_for("draining")
+        daemon.send_signal(signal.SIGINT)
+        assert daemon.exit_code() == 1
+
+
+def test_an_engine_that_hangs_answers_its_clients_and_ends_the_daemon(start: Start) -> None:
+    model = {"fault": "call=iteration nth=3 effect=hang"}
+    with start(model, scheduler="watchdog_s = 0.3") as daemon:
+        stream = daemon.stream(max_tokens=50)
+        assert b'"code":"engine_dead"' in stream.read()
+        assert daemon.exit_code() == 70
+
+
+# --- failures at start: one line each, no traceback, a code of their own --------------------------
+
+
+FailingStart = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def failing_start(capsys: pytest.CaptureFixture[str]) -> Iterator[FailingStart]:
+    """Exit code and error line of a start that must fail, in this process to save time."""
+
+    def start(*arguments: str) -> tuple[int, str]:
+        code = main(["serve", "--port", "0", *arguments])
+        lines = [line for line in capsys.readouterr().err.splitlines() if line[:1] != "{"]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("skippy-sched: error: ")
+        return code, lines[0]
+
+    handlers = logging.getLogger().handlers[:]
+    yield start
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()
+
+
+def test_a_port_in_use(failing_start: FailingStart) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, line = failing_start("--port", port, "--library", "sim", "--model", "x")
+        assert code == 71
+        assert port in line
+        assert "in use" in line
+
+
+def test_an_address_of_another_machine(failing_start: FailingStart) -> None:
+    code, line = failing_start("--host", "192.0.2.1")
+    assert code == 71
+    assert "192.0.2.1" in line
+
+
+@pytest.mark.parametrize("library", ["sim", "llama"])
+def test_a_missing_model(failing_start: FailingStart, tmp_path: Path, library: str) -> None:
+    missing = str(tmp_path / "missing.gguf")
+    code, line = failing_start("--library", library, "--model", missing)
+    assert code == 69
+    assert missing in line
+
+
+def test_a_model_that_is_no_model(failing_start: FailingStart, tmp_path: Path) -> None:
+    path = tmp_path / "noise.gguf"
+    path.write_bytes(bytes(range(256)) * 4096)
+    code, line = failing_start("--library", "sim", "--model", str(path))
+    assert code == 69
+    assert str(path) in line
+
+
+def test_a_library_that_is_none(
+    failing_start: FailingStart, tmp_path: Path, sim_model: Callable[..., Path]
+) -> None:
+    library = tmp_path / "libother.so"
+    library.write_bytes(b"not a library")
+    for name in (str(library), str(tmp_path / "missing.so"), "nothing"):
+        code, line = failing_start("--library", name, "--model", str(sim_model()))
+        assert code == 69
+        assert name in line
+
+
+def test_a_library_of_another_abi(
+    failing_start: FailingStart, tmp_path: Path, sim_model: Callable[..., Path]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[engine]\nlibrary = "sim"\nexpected_abi = "0.9.0"\n')
+    code, line = failing_start("-c", str(config), "--model", str(sim_model()))
+    assert code == 69
+    assert "0.9.0" in line
+
+
+def test_a_broken_chat_template(
+    failing_start: FailingStart, sim_model: Callable[..., Path]
+) -> None:
+    model = str(sim_model(chat_template="{% for %}"))
+    code, line = failing_start("--library", "sim", "--model", model)
+    assert code == 69
+    assert "chat template" in line
+
+
+def test_a_broken_configuration(failing_start: FailingStart, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[engine]\nlanes = 0\n")
+    code, line = failing_start("-c", str(config))
+    assert code == 78
+    assert f"{config}:2: engine.lanes: 0 is below 1" in line
