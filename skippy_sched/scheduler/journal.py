@@ -131,6 +131,15 @@ class RecordingScheduler(Scheduler):
         self._journal.write({"is": "learn", "number": outcome.number})
 
 
+def is_journal(path: Path) -> bool:
+    """Whether a file begins as a journal does; False for one that cannot be read."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            return FORMAT.encode() in file.read(len(FORMAT) + 16)
+    except OSError:
+        return False
+
+
 def read_journal(path: Path) -> Iterator[tuple[int, Record]]:
     """Line numbers and records; the first is the header. Raises ValueError naming the line.
 

@@ -71,5 +71,5 @@ class Histogram:
             return math.nan
         rank = max(1, math.ceil(self._count * percent / 100))
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
-        middle = SMALLEST * GROWTH ** (bucket + 0.5)
+        middle: float = SMALLEST * GROWTH ** (bucket + 0.5)
         return min(max(middle, self._min), self._max)

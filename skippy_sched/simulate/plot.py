@@ -1,0 +1,75 @@
+"""Draws queue, running requests and TTFT over time; the only module that needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skippy_sched.errors import SkippySchedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HTML = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>skippy-sched: {title}</title>
+<style>body {{ margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
+<body>{svg}</body></html>
+"""
+
+
+class PlotError(SkippySchedError):
+    """The plot cannot be drawn; the message says what to do."""
+
+    exit_code = 64
+
+
+def check(path: Path) -> None:
+    """Raise PlotError now rather than after the simulation."""
+    if path.suffix not in (".png", ".html"):
+        raise PlotError(f"--plot {path}: name a file ending in .png or .html")
+    if not path.parent.is_dir():
+        raise PlotError(f"--plot {path}: {path.parent} is not a directory")
+    _matplotlib()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise PlotError(
+            "--plot needs matplotlib: install it with `pip install 'skippy-sched[plot]'`, "
+            "or take the numbers from --json"
+        ) from None
+    matplotlib.use("agg")
+    return matplotlib
+
+
+def draw(path: Path, rows: Sequence[dict[str, float | None]], title: str) -> None:
+    """``rows`` as in Timeline.rows."""
+    _matplotlib()
+    from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    counts, latency = figure.subplots(2, 1, sharex=True)
+    seconds = [row["at_s"] for row in rows]
+    counts.step(seconds, [row["queue"] for row in rows], where="post", label="waiting")
+    counts.step(seconds, [row["running"] for row in rows], where="post", label="running")
+    counts.set_ylabel("requests")
+    counts.set_title(title)
+    counts.legend(loc="upper left")
+    seen = [row for row in rows if row["mean_ttft_ms"] is not None]
+    seconds = [row["at_s"] for row in seen]
+    latency.plot(seconds, [row["mean_ttft_ms"] for row in seen], label="mean", linewidth=1)
+    latency.plot(seconds, [row["max_ttft_ms"] for row in seen], ".", markersize=2, label="highest")
+    latency.set_ylabel("time to first token, ms")
+    latency.set_xlabel("seconds")
+    latency.set_ylim(bottom=0)
+    latency.legend(loc="upper left")
+    if path.suffix == ".png":
+        figure.savefig(path, dpi=120)
+        return
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    svg = drawn.getvalue()
+    path.write_text(_HTML.format(title=title, svg=svg[svg.index("<svg") :]), encoding="utf-8")
