@@ -131,7 +131,7 @@ def a_null_session(
 
 
 def a_frame(
-    payload_bytes: int = 1, payload: bytes = b"\x01", *, optional: bool = False
+    payload_bytes: int = 1, payload: Any = b"\x01", *, optional: bool = False
 ) -> ActivationFrame:
     """A frame of one 1 x 1 F32 part that claims so many bytes."""
     part = ActivationPartDesc(

@@ -87,7 +87,7 @@ def test_no_frame_is_two_null_pointers() -> None:
 
 def test_payloads_of_any_buffer_type_are_taken() -> None:
     for payload in (b"\x01", bytearray(b"\x01"), np.ones(1, np.uint8), memoryview(b"\x01")):
-        input_pointers(a_frame(payload=payload))  # type: ignore[arg-type]
+        input_pointers(a_frame(payload=payload))
 
 
 def test_boundaries_predict_bytes_per_token_from_fixed_dimensions() -> None:

@@ -114,7 +114,7 @@ def test_every_form_of_prefill_and_decode_leads_to_the_same_tokens(engine: Engin
         ],
     ):
         with model.create_session() as session:
-            run(session)  # type: ignore[no-untyped-call]
+            run(session)
             assert session.token_count == session.position == 6
             said.append(continuation(session, 3))
             assert session.token_count == session.position == 9
@@ -586,7 +586,7 @@ def test_lanes_run_out_and_come_back(engine: Engine) -> None:
 def test_null_handles_are_refused_not_followed(engine: Engine) -> None:
     model = engine.open()
     out = ffi.new("size_t *")
-    for call, *arguments in [
+    cases: list[tuple[Any, ...]] = [
         ("skippy_session_reset", ffi.NULL),
         ("skippy_trim_session", ffi.NULL, 0),
         ("skippy_retire_verify_checkpoint", ffi.NULL, 0, 0),
@@ -599,7 +599,8 @@ def test_null_handles_are_refused_not_followed(engine: Engine) -> None:
         ("skippy_session_create", ffi.NULL, ffi.new("struct skippy_session **")),
         ("skippy_tokenize", ffi.NULL, b"x", False, ffi.new("int32_t[4]"), 4, out),
         ("skippy_verify_tokens", ffi.NULL, ffi.new("int32_t[1]"), 1, ffi.NULL, 0, out),
-    ]:
+    ]
+    for call, *arguments in cases:
         assert raw_status(model, call, *arguments) is Status.INVALID_ARGUMENT, call
     assert model.lib.skippy_session_position(ffi.NULL) == -1
     assert model.lib.skippy_session_sequence_id(ffi.NULL) == -1
@@ -830,7 +831,7 @@ def test_payloads_given_to_imports_may_be_any_buffer(engine: Engine) -> None:
     layers = (0, model.facts.n_layer)
     state = a_session(model).export_full_state(*layers)
     assert isinstance(state, np.ndarray)
-    for payload in (state.tobytes(), bytearray(state), memoryview(state)):
+    for payload in (state.tobytes(), bytearray(state.tobytes()), state):
         with model.create_session() as session:
             session.import_full_state(*layers, payload)
             assert session.position == 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from skippy_sched.native.cdef import ABI, REQUEST_DTYPE, ffi
@@ -103,7 +105,8 @@ def test_offsets_are_those_of_the_abi(name: str, fields: dict[str, int]) -> None
 
 def test_the_request_array_of_numpy_has_the_layout_of_the_c_structure() -> None:
     assert REQUEST_DTYPE.itemsize == 72
-    found = {name: REQUEST_DTYPE.fields[name][1] for name in REQUEST_DTYPE.names or ()}
+    fields: Any = REQUEST_DTYPE.fields
+    found = {name: field[1] for name, field in fields.items()}
     assert found == OFFSETS["skippy_iteration_request"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_the_c_form_is_built_once_and_not_shared_with_a_changed_copy() -> None:
         ("top_p", math.inf),
     ],
 )
-def test_what_the_library_must_not_be_given_is_refused_by_name(field: str, value: object) -> None:
+def test_what_the_library_must_not_be_given_is_refused_by_name(field: str, value: Any) -> None:
     config = dataclasses.replace(SamplingConfig(), **{field: value})
     with pytest.raises(HostCheckError, match=rf"sampling\.{field} is"):
         config.validate()

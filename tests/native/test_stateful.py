@@ -287,7 +287,7 @@ class NativeCalls(RuleBasedStateMachine):
     def counts_equal_native_positions(self) -> None:
         for session in self.sessions:
             assert session.token_count == session.position
-            assert 0 <= session.token_count <= CTX
+            assert 0 <= session.token_count <= self.model.facts.ctx_size
 
     @invariant()
     def every_error_object_is_freed(self) -> None:
