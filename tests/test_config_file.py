@@ -186,3 +186,15 @@ def test_every_key_is_described() -> None:
     assert keys
     undescribed = [text[n] for n in keys if not text[n - 1].startswith("# ")]
     assert undescribed == ['level = "info"']
+
+
+def test_every_dependency_is_explained() -> None:
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    named = project["build-system"]["requires"] + project["project"]["dependencies"]
+    named += [
+        name for extra in project["project"]["optional-dependencies"].values() for name in extra
+    ]
+    explained = (root / "docs" / "dependencies.md").read_text()
+    missing = [name for name in named if re.split(r"[^\w-]", name)[0] not in explained]
+    assert missing == []

@@ -50,7 +50,7 @@ class Daemon:
 
     def send(self, **fields: Any) -> HTTPConnection:
         """A request whose answer is not awaited."""
-        connection = self.connect()
+        connection = self._last = self.connect()
         body = json.dumps({"prompt": "hello", "temperature": 0, **fields})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection
@@ -82,6 +82,19 @@ class Daemon:
 
     def scrape(self) -> bytes:
         return self.get("/metrics").read()
+
+    def metrics_until(self, sample: str) -> str:
+        """Scrape until this sample is there: the server learns of a closed socket by itself."""
+        for _ in range(100):
+            text = self.scrape().decode()
+            if sample in text:
+                return text
+        raise AssertionError(f"{sample} did not come")
+
+    def hang_up(self, response: HTTPResponse) -> None:
+        """Close the socket under a response."""
+        response.close()
+        self._last.close()
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -138,9 +151,7 @@ def test_a_signal_loses_no_accepted_request(start: Start) -> None:
     with start(SLOW) as daemon:
         streams = [daemon.stream(max_tokens=400) for _ in range(2)]
         waiting = daemon.send(max_tokens=20)
-        for _ in range(100):
-            if b'skippy:num_requests_waiting{model_name="sim"} 1.0' in daemon.scrape():
-                break
+        daemon.metrics_until('skippy:num_requests_waiting{model_name="sim"} 1.0')
         daemon.send_signal(signal.SIGTERM)
         daemon.wait_for("draining")
 
@@ -198,6 +209,41 @@ def test_an_engine_that_hangs_answers_its_clients_and_ends_the_daemon(start: Sta
         stream = daemon.stream(max_tokens=50)
         assert b'"code":"engine_dead"' in stream.read()
         assert daemon.exit_code() == 70
+
+
+def test_a_closed_socket_frees_the_lane(start: Start) -> None:
+    """The server is told by the socket alone: writing to a gone client does not fail."""
+    with start(SLOW) as daemon:
+        for _ in range(3):
+            stream = daemon.stream(max_tokens=2000)
+            daemon.hang_up(stream)
+        metrics = daemon.metrics_until(
+            'skippy:requests_total{model_name="sim",outcome="cancelled"} 3'
+        )
+        assert 'skippy:num_requests_running{model_name="sim"} 0.0' in metrics
+        assert 'skippy:lanes_free{model_name="sim"} 2.0' in metrics
+
+
+def test_a_huge_body_is_refused_before_it_is_read(start: Start) -> None:
+    with start() as daemon:
+        connection = daemon.connect()
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("content-type", "application/json")
+        connection.putheader("content-length", str(100 * 2**20))
+        connection.putheader("expect", "100-continue")
+        connection.endheaders()
+        response = daemon.answer(connection)
+        assert response.status == 413
+        assert response.headers["connection"] == "close"
+        assert json.loads(response.read())["error"]["code"] == "payload_too_large"
+        assert daemon.get("/health").status == 200
+
+
+def test_a_body_just_over_the_limit_is_answered_though_it_was_being_sent(start: Start) -> None:
+    with start(server="body_limit_bytes = 2048") as daemon:
+        response = daemon.ask(prompt="x" * 2**20)
+        assert response.status == 413
+        assert json.loads(response.read())["error"]["code"] == "payload_too_large"
 
 
 # --- failures at start: one line each, no traceback, a code of their own --------------------------
