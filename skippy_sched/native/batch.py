@@ -27,7 +27,7 @@ from .serial import (
     iteration_one_at_a_time,
     requires_one_at_a_time,
 )
-from .state import GROWTHS_MAX, added, int32_array
+from .state import BUFFER_BYTES_MAX, GROWTHS_MAX, added, int32_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +89,12 @@ class _Outputs:
         self._descs[:rows, :DESC_HEAD_BYTES] = _EMPTY_HEAD
 
     def grown(self, rows: int) -> np.ndarray[Any, Any] | None:
-        """The larger capacities that the library asks for; None when it asks for no more."""
-        if not (self.needed[:rows] > self.capacities[:rows]).any():
+        """The larger capacities that the library asks for; None when it asks for no more, or for
+        more than there can be."""
+        larger = np.maximum(self.needed[:rows], self.capacities[:rows])
+        if (larger == self.capacities[:rows]).all() or larger.max() > BUFFER_BYTES_MAX // rows:
             return None
-        return np.maximum(self.needed[:rows], self.capacities[:rows]).astype(np.int64)
+        return larger.astype(np.int64)
 
     def frames(self, rows: int) -> Any:
         """The frames of a call that succeeded; empty ones as a function that makes them."""

@@ -15,7 +15,15 @@ from .cdef import NATIVE_MTP_MAX_DRAFT_TOKENS, ffi
 from .errors import HostCheckError, Status, Unsupported
 from .results import NativeMtpDraft, VerifyOutput
 from .sampling import SamplingConfig, raw_sampling
-from .state import GROWTHS_MAX, Integers, SessionState, added, int32_array, int32_pointer
+from .state import (
+    BUFFER_BYTES_MAX,
+    GROWTHS_MAX,
+    Integers,
+    SessionState,
+    added,
+    int32_array,
+    int32_pointer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -383,8 +391,9 @@ class StageSession(SessionState):
             # Not NULL even when empty: NULL would be an invalid argument, not a question of size.
             buffer = ffi.from_buffer(payload)
             status = call(raw, *arguments, desc.raw, buffer, capacity, needed, *after, slot.out)
-            grows = status == Status.BUFFER_TOO_SMALL and needed[0] > capacity
-            if not grows or growth == GROWTHS_MAX:
+            if status != Status.BUFFER_TOO_SMALL or growth == GROWTHS_MAX:
+                break
+            if not capacity < needed[0] <= BUFFER_BYTES_MAX:
                 break
             slot.discard()
             capacity = needed[0]

@@ -30,6 +30,10 @@ COUNT_MAX = 2**64 - 1
 # which is measured before it is computed, can need.
 GROWTHS_MAX = 4
 
+# A larger buffer is never allocated: no frame or state comes near it, and a size beyond it is a
+# library's mistake that must end as an error of this call, not as a lack of memory elsewhere.
+BUFFER_BYTES_MAX = 1 << 36
+
 
 def int32_array(values: Integers, what: str) -> np.ndarray[Any, Any]:
     """The values as a contiguous int32 array; an int32 array is passed on without a copy.
@@ -257,8 +261,9 @@ class SessionState:
         for growth in range(GROWTHS_MAX + 1):
             pointer = ffi.from_buffer(payload) if len(payload) else ffi.NULL
             status = invoke(call, pointer, len(payload), needed, slot.out)
-            grows = status == Status.BUFFER_TOO_SMALL and needed[0] > len(payload)
-            if not grows or growth == GROWTHS_MAX:
+            if status != Status.BUFFER_TOO_SMALL or growth == GROWTHS_MAX:
+                break
+            if not len(payload) < needed[0] <= BUFFER_BYTES_MAX:
                 break
             slot.discard()
             payload = np.empty(needed[0], dtype=np.uint8)

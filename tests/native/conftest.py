@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import skippy_sched.native as native
+from skippy_sched.default_model import default_model
+from skippy_sched.errors import StartupError
 from skippy_sched.native import (
+    ABI,
     ActivationDesc,
     ActivationFrame,
     ActivationPartDesc,
@@ -21,11 +26,10 @@ from skippy_sched.native import (
     StageSession,
     find_library,
 )
-from skippy_sched.native.cdef import ACTIVATION_PART_OPTIONAL, ffi
+from skippy_sched.native.cdef import ACTIVATION_PART_OPTIONAL, REQUIRED_SYMBOLS, ffi
 
 SimModel = Callable[..., Path]
 CUT_A, CUT_B = "a" * 64, "b" * 64  # identities of what crosses the two cuts of a split model
-LLAMA_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(slots=True)
@@ -49,12 +53,6 @@ class Engine:
             model.close()
 
 
-def default_model_path() -> Path:
-    """Where the default model is kept once it was fetched."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "skippy-sched" / "models" / LLAMA_MODEL
-
-
 @pytest.fixture(scope="session")
 def sim_library() -> Library:
     return Library.load(find_library("sim"))
@@ -70,13 +68,14 @@ def sim(sim_library: Library, sim_model: SimModel) -> Iterator[Engine]:
 
 @pytest.fixture(params=["sim", pytest.param("llama", marks=pytest.mark.llama)])
 def engine(request: pytest.FixtureRequest, sim_model: SimModel) -> Iterator[Engine]:
-    """Each engine in turn; llama only where its default model is in the cache."""
+    """Each engine in turn; llama only where its default model is or can be fetched."""
     if request.param == "sim":
         engine = Engine("sim", Library.load(find_library("sim")), sim_model())
     else:
-        path = default_model_path()
-        if not path.is_file():
-            pytest.skip(f"{path.name} is not in the model cache")
+        try:
+            path = default_model()
+        except StartupError as error:
+            pytest.skip(f"no default model: {error}")
         engine = Engine("llama", Library.load(find_library("llama")), path)
     yield engine
     engine.close()
@@ -153,3 +152,30 @@ def tokens_of(model: Model, count: int, first: int = 300) -> list[int]:
 
 def as_array(values: list[int]) -> np.ndarray[Any, Any]:
     return np.array(values, dtype=np.int32)
+
+
+def a_foreign_library(
+    path: Path,
+    *,
+    version: tuple[int, int, int] = ABI,
+    lacking: tuple[str, ...] = (),
+    code: str = "",
+) -> Path:
+    """A tiny libskippy: `code` defines some calls, every other required one is UNSUPPORTED.
+
+    Apart from those it lacks.
+    """
+    own, rest = path.with_suffix(".c"), path.with_suffix(".rest.c")
+    numbers = ", ".join(map(str, version))
+    own.write_text(
+        '#include "skippy.h"\n#include <stdlib.h>\n'
+        "struct skippy_abi_version skippy_abi_version(void) "
+        f"{{ return (struct skippy_abi_version){{{numbers}}}; }}\n" + code
+    )
+    defined = {"skippy_abi_version", *lacking, *re.findall(r"\b(skippyx?_\w+)\(", code)}
+    names = [name for name in REQUIRED_SYMBOLS if name not in defined]
+    rest.write_text("".join(f"int {name}(void) {{ return 3; }}\n" for name in names))
+    include = f"-I{Path(native.__file__).parent}"
+    command = ["cc", "-std=c11", "-shared", "-fPIC", include, "-o", *map(str, (path, own, rest))]
+    subprocess.run(command, check=True)
+    return path

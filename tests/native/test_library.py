@@ -9,25 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skippy_sched.native import ABI, Library, LibraryError, find_library
-from skippy_sched.native.cdef import REQUIRED_SYMBOLS
+from skippy_sched.native import Library, LibraryError, find_library
 
-
-def a_foreign_library(
-    path: Path, *, version: tuple[int, int, int] = ABI, lacking: tuple[str, ...] = ()
-) -> Path:
-    """A tiny libskippy: every required symbol does nothing, apart from those it lacks."""
-    source = path.with_suffix(".c")
-    names = [n for n in REQUIRED_SYMBOLS if n not in lacking and n != "skippy_abi_version"]
-    numbers = ", ".join(map(str, version))
-    lines = [
-        "struct v { unsigned a, b, c; };",
-        f"struct v skippy_abi_version(void) {{ return (struct v){{{numbers}}}; }}",
-        *(f"int {name}(void) {{ return 3; }}" for name in names),
-    ]
-    source.write_text("\n".join(lines) + "\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
-    return path
+from .conftest import a_foreign_library
 
 
 def test_another_patch_version_is_refused_naming_both(tmp_path: Path) -> None:
