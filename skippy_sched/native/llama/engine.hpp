@@ -65,7 +65,7 @@ struct FileFacts {
     bool idle_layer = false;
     std::string model_digest;
     std::string architecture;
-    std::vector<ggml_type> matmul_types; // of tensors with more than one row
+    std::string unproven_tensor; // why batches may vary by the kernel of a weight; empty: they do not
 };
 
 // Throws MODEL_ERROR for a file that is not a whole GGUF.
@@ -84,14 +84,14 @@ struct CellRuns {
 
 uint64_t count_cells(const std::vector<const CellRuns *> &sequences);
 
-// ---- sampling (sampling.cpp, grammar.cpp) -------------------------------------------------------
+// ---- sampling (sampling.cpp, chat.cpp) -------------------------------------------------------
 
 struct Sampler; // the prepared form of one skippy_sampling_config
-struct Grammar; // chat sampling: a config and a grammar, in force until cleared
+struct ChatSampling; // a config and a grammar, in force until cleared
 
 struct SamplerFree {
     void operator()(Sampler *sampler) const;
-    void operator()(Grammar *grammar) const;
+    void operator()(ChatSampling *grammar) const;
 };
 
 struct SignalAt {
@@ -143,7 +143,7 @@ struct skippy_session {
     uint64_t export_serial = 0;           // of the decode that exported these rows
     std::vector<const float *> exported; // into the model's capture
     std::unique_ptr<Sampler, SamplerFree> sampler;
-    std::unique_ptr<Grammar, SamplerFree> grammar;
+    std::unique_ptr<ChatSampling, SamplerFree> chat;
     bool records_signals = false; // set by the first question for one: entropy costs a vocabulary pass
     std::vector<SignalAt> signals;
     std::vector<Checkpoint> checkpoints;
@@ -262,15 +262,37 @@ int32_t sample(skippy_session &session, const skippy_sampling_config *config, fl
 bool needs_chain(const skippy_session &session, const skippy_sampling_config *config);
 skippy_token_signal compute_signal(const float *logits, int32_t n_vocab);
 float *logits_of(skippy_session &session); // NULL: another decode has run since, or none was asked for
-// Keeps the grammar in step with a history that was cut.
-void rewind_grammar(skippy_session &session);
-std::unique_ptr<Grammar, SamplerFree> make_grammar(skippy_session &session, const skippy_sampling_config *config,
-                                                   const char *metadata_json, uint64_t prompt_token_count);
-const skippy_sampling_config *grammar_config(const Grammar &grammar);
-// Whether the grammar accepts `token` next; and what it forbids, put into `candidates`.
-bool grammar_allows(Grammar &grammar, const skippy_session &session, size_t history_length, int32_t token);
-void grammar_restrict(Grammar &grammar, llama_token_data_array &candidates);
+
+// ---- chat sampling (chat.cpp) ------------------------------------------------------------------------------
+
+const skippy_sampling_config *chat_config(const ChatSampling &chat);
+// Whether the grammar accepts `token` after the history; and what it forbids, put into `candidates`.
+bool chat_allows(ChatSampling &chat, const skippy_session &session, size_t history_length, int32_t token);
+void chat_restrict(ChatSampling &chat, llama_token_data_array &candidates);
+void rewind_chat(skippy_session &session); // after the history was cut
+
+// ---- state (kv_state.cpp) -------------------------------------------------------------------------------------
+
+// What llama.cpp writes for one sequence of an attention memory, taken apart into rows by position.
+std::vector<uint8_t> lane_state(const skippy_session &session, llama_state_seq_flags flags);
+struct StateRange { // the rows at positions [from, to) of a state
+    const uint8_t *data;
+    size_t size;
+    int32_t from, to;
+};
+struct StateShape { // of the first layer; block offsets are within the composed state
+    uint32_t layer_count, k_type, v_type, k_row_bytes, v_row_bytes, v_element_bytes;
+    bool v_transposed;
+    std::vector<size_t> block_ends;
+};
+// A state of `streams` streams with the rows of all ranges in order of position. Throws UNSUPPORTED for a memory
+// that is not laid out in the way this was written for.
+std::vector<uint8_t> compose_state(const skippy_model &model, const std::vector<StateRange> &ranges, uint32_t streams, StateShape *shape);
+uint32_t stream_count(const skippy_model &model);
+// Replaces what the lane holds; on failure the lane is empty, the session stands at 0, RUNTIME_ERROR.
+void load_state(skippy_session &session, const std::vector<uint8_t> &state, llama_state_seq_flags flags, const char *call);
 
 // ---- lanes (session.cpp) -----------------------------------------------------------------------------------
 
 skippy_session &claim_lane(skippy_model &model);
+void release_lane(skippy_session &session);

@@ -65,6 +65,13 @@ void read_stage_keys(const char *path, const gguf_context *gguf, FileFacts &fact
                           std::to_string(facts.layer_end) + ") of " + std::to_string(facts.n_layer));
 }
 
+// Weights whose products were measured to be bit-equal for any number of rows.
+bool has_one_kernel(const ggml_tensor &tensor) {
+    if (tensor.ne[1] <= 1 || tensor.type == GGML_TYPE_Q4_1 || tensor.type == GGML_TYPE_F32) return true;
+    bool output = !strcmp(tensor.name, "token_embd.weight") || !strcmp(tensor.name, "output.weight");
+    return output && tensor.type == GGML_TYPE_Q8_0;
+}
+
 } // namespace
 
 FileFacts inspect_file(const char *path) {
@@ -80,6 +87,8 @@ FileFacts inspect_file(const char *path) {
     if (facts.architecture.empty()) damaged(path, "it names no general.architecture");
     read_stage_keys(path, gguf.get(), facts);
     for (ggml_tensor *t = tensors ? ggml_get_first_tensor(tensors) : nullptr; t; t = ggml_get_next_tensor(tensors, t))
-        if (t->ne[1] > 1) facts.matmul_types.push_back(t->type);
+        if (facts.unproven_tensor.empty() && !has_one_kernel(*t))
+            facts.unproven_tensor = std::string("the kernel for ") + t->name + " (" + ggml_type_name(t->type) +
+                                    ") is not shown to be independent of the number of rows; Q4_1 and F32 are, and Q8_0 as output matrix";
     return facts;
 }

@@ -297,7 +297,7 @@ int32_t choose(skippy_session &session, const skippy_sampling_config *config, fl
     BiasedRow row(logits, model, config);
     bool greedy = !config || is_plain_greedy(*config);
     int32_t token = -1;
-    if (!greedy || session.grammar) {
+    if (!greedy || session.chat) {
         const skippy_sampling_config &wanted = config ? *config : greedy_config;
         if (!session.sampler || !same_config(session.sampler->config, wanted)) session.sampler = build(session, wanted);
     }
@@ -306,22 +306,22 @@ int32_t choose(skippy_session &session, const skippy_sampling_config *config, fl
     if (greedy) token = arg_max(logits, model.n_vocab);
     else token = run_chain({session, *session.sampler, history_length, random}, fill_candidates(model, logits));
     // The grammar is asked about one token first: a vocabulary pass through it is slow and mostly not needed.
-    if (!session.grammar || (token >= 0 && grammar_allows(*session.grammar, session, history_length, token))) return token;
+    if (!session.chat || (token >= 0 && chat_allows(*session.chat, session, history_length, token))) return token;
     llama_token_data_array candidates = fill_candidates(model, logits);
-    grammar_restrict(*session.grammar, candidates);
+    chat_restrict(*session.chat, candidates);
     return run_chain({session, *session.sampler, history_length, random}, candidates);
 }
 
 } // namespace
 
 bool needs_chain(const skippy_session &session, const skippy_sampling_config *config) {
-    if (session.grammar) return true;
+    if (session.chat) return true;
     return is_enabled(config) && !(is_plain_greedy(*config) && !ignores_end(*config) && !bias_count(*config));
 }
 
 int32_t sample(skippy_session &session, const skippy_sampling_config *config, float *logits, size_t history_length, int32_t position) {
     if (!logits) fail(SKIPPY_STATUS_RUNTIME_ERROR, "sampling produced no allowed token: lane %d has no logits", session.lane);
-    if (session.grammar) config = grammar_config(*session.grammar);
+    if (session.chat) config = chat_config(*session.chat);
     if (!is_enabled(config)) config = nullptr;
     if (session.records_signals) { // before the choice: the row is still what the model computed
         skippy_token_signal signal = compute_signal(logits, session.model->n_vocab);

@@ -25,7 +25,7 @@ skippy_session &claim_lane(skippy_model &model) {
     fail(SKIPPY_STATUS_RUNTIME_ERROR, "no skippy execution lane is available: all %d are taken", model.lane_count);
 }
 
-static void release_lane(skippy_session &session) {
+void release_lane(skippy_session &session) {
     std::lock_guard<std::mutex> lock(session.model->lanes_mutex);
     session.live = false;
 }
@@ -39,7 +39,7 @@ void forget_after(skippy_session &session, int32_t length) {
     session.logits_row = -1;
     if (!cut) return;
     session.sampler.reset();
-    rewind_grammar(session);
+    rewind_chat(session);
 }
 
 void reset_session(skippy_session &session) {
@@ -53,7 +53,7 @@ void reset_session(skippy_session &session) {
     session.logits_row = -1;
     session.reset_required = false;
     session.random_base = fresh_random();
-    rewind_grammar(session);
+    rewind_chat(session);
 }
 
 skippy_status skippy_session_create(skippy_model *model, skippy_session **out_session, skippy_error **out_error) {
@@ -71,7 +71,7 @@ skippy_status skippy_session_free(skippy_session *session, skippy_error **out_er
         if (!session) return;
         live_session(session, "session_free");
         reset_session(*session);
-        session->grammar.reset();
+        session->chat.reset();
         release_lane(*session);
     });
 }
