@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from skippy_sched.config import Config
+from skippy_sched.default_model import default_model as fetch_default_model
 
 SimModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's file, fetched at first use."""
+    return fetch_default_model()
 
 
 @pytest.fixture

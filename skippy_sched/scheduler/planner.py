@@ -252,15 +252,17 @@ class _Planner:
             match = None
             if not request.swapped_tokens and not request.restarts:
                 match = state.cache.match(request.tokens, state.salt(request))
-            there = request.swapped_tokens or (match.length if match else 0)
             if self.cells is not None:
-                if match is not None and not match.entry.users:
-                    # What is restored from can't be evicted any more.
-                    self.evictable = max(0, self.evictable - match.entry.length)
-                needed = len(request.tokens) - (0 if request.swapped_tokens else there)
-                if needed + reserved > self.cells + self.evictable:
+                room = self.cells + self.evictable - reserved
+                if match is not None and len(request.tokens) - match.length > room - _pinned(match):
+                    match = None  # what it would be restored from takes the room it needs
+                if match is not None:
+                    self.evictable = max(0, self.evictable - _pinned(match))
+                elif len(request.tokens) > room:
                     self.waits[request.key] = Wait.CELLS
                     break
+            there = request.swapped_tokens or (match.length if match else 0)
+            if self.cells is not None:
                 if request.swapped_tokens:
                     self.take_cells(request.swapped_tokens)
                 reserved += len(request.tokens) - there
@@ -323,6 +325,11 @@ class _Planner:
             return False
         self.preempt(max(running, key=_dispensable))
         return True
+
+
+def _pinned(match: Match) -> int:
+    """Cells that can't be evicted any more once a request is restored from this entry."""
+    return 0 if match.entry.users else match.entry.length
 
 
 def _dispensable(request: Request) -> tuple[bool, bool, int, float, int]:

@@ -5,8 +5,9 @@ to its node; any beginning of it can be restored. Knows tokens, ids and sizes. D
 engine: what it decides becomes commands of the next iteration.
 
 With a shared pool an entry shares its cells with those it was extended from, so the tree's size
-is the sum of its nodes. With a cache per lane an entry is a copy of its own (``copies``), so the
-size is the sum of the entries' lengths.
+is the sum of its nodes; where short common beginnings were computed apart, each counts
+(``doubles``), so that the size is never below the cells in use. With a cache per lane an entry is
+a copy of its own (``copies``), so the size is the sum of the entries' lengths.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A saved prefix of ``length`` tokens; in use by ``users`` running requests."""
+    """A saved prefix of ``length`` tokens; in use by ``users`` running requests.
+
+    ``doubles`` of its cells may hold tokens that others on its path hold in cells of their own.
+    """
 
     sequence_id: int
     node: Node
     length: int
     used_at: float
     users: int = 0
+    doubles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class PrefixCache:
     def _freed_by(self, entry: Entry, gone: set[int]) -> int:
         if self.copies:
             return entry.length
-        freed = 0
+        freed = entry.doubles
         node: Node | None = entry.node
         while node is not None and (node.entry is None or node.entry.sequence_id in gone):
             if self._has_entries_below(node, gone):
@@ -156,6 +161,7 @@ class PrefixCache:
         held: set[int] = set()
         kept = 0
         for entry in self._entries.values():
+            kept += entry.doubles if entry.users else 0
             node: Node | None = entry.node if entry.users else None
             while node is not None and id(node) not in held:
                 held.add(id(node))
@@ -165,8 +171,20 @@ class PrefixCache:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def add(self, tokens: Sequence[int], now: float, salt: str = "") -> Entry | None:
-        """Book a prefix as saved; None if it is known already or no sequence id is free."""
+    def add(
+        self,
+        tokens: Sequence[int],
+        now: float,
+        salt: str = "",
+        *,
+        shared_tokens: int | None = None,
+        doubles: int = 0,
+    ) -> Entry | None:
+        """Book a prefix as saved; None if it is known already or no sequence id is free.
+
+        The first ``shared_tokens`` (None: all that are known) are in cells of an entry that has
+        so many ``doubles``.
+        """
         if not self._free_ids:
             return None
         root = self._roots.setdefault(salt, Node((), None))
@@ -180,6 +198,10 @@ class PrefixCache:
         elif node.entry is not None:
             return None
         entry = Entry(self._free_ids.pop(), node, len(tokens), now)
+        if not self.copies:
+            own = 0 if shared_tokens is None else max(0, length - shared_tokens)
+            entry.doubles = doubles + own
+            self.tokens += entry.doubles
         node.entry = entry
         self._entries[entry.sequence_id] = entry
         self.tokens += len(tokens) if self.copies else len(tokens) - length
@@ -202,8 +224,7 @@ class PrefixCache:
         self._free_ids.append(entry.sequence_id)
         node: Node | None = entry.node
         entry.node.entry = None
-        if self.copies:
-            self.tokens -= entry.length
+        self.tokens -= entry.length if self.copies else entry.doubles
         while node is not None and node.parent is not None:
             if node.entry is not None or node.children:
                 break
@@ -229,8 +250,11 @@ class PrefixCache:
                 assert child.tokens[0] == first
                 stack.append(child)
         assert seen == set(self._entries)
+        entries = self._entries.values()
         assert self.tokens == (
-            sum(entry.length for entry in self._entries.values()) if self.copies else total
+            sum(entry.length for entry in entries)
+            if self.copies
+            else total + sum(entry.doubles for entry in entries)
         )
 
 

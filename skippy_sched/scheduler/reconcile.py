@@ -98,7 +98,25 @@ def reconcile(
         request.tokens.append(sample)
         tokens.append((request, sample))
         _end_by_token(state, request, sample, result, now)
+    if faults:
+        _apply_faults_without_rows(state, decodes, chunk_requests, faults, result, now)
     return result
+
+
+def _apply_faults_without_rows(
+    state: State,
+    decodes: list[Request],
+    chunk_requests: list[Request],
+    faults: dict[int, Fault],
+    result: Reconciled,
+    now: float,
+) -> None:
+    """A command can fail for a request that had no row: it has a lane, but no tokens yet."""
+    rows = {request.key for request in (*decodes, *chunk_requests)}
+    for key in faults.keys() - rows:
+        request = state.prefilling.get(key) or state.decoding.get(key)
+        if request is not None:
+            _apply_fault(state, request, faults[key], result, now)
 
 
 def _end_by_token(

@@ -92,6 +92,10 @@ class ModelRunner:
         outcome.native_s = self._clock() - began
         return outcome
 
+    def sessions(self, key: int) -> Sequence[StageSession]:
+        """The request's session on each stage; none when it has no lane."""
+        return self._sessions.get(key, ())
+
     def close(self) -> None:
         for sessions in self._sessions.values():
             for session in sessions:

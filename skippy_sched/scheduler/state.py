@@ -178,13 +178,17 @@ class State:
             return
         if not cache.copies and known_length > request.shared_tokens:
             return  # its own cells would double those that are saved already
-        size = length if cache.copies else length - request.shared_tokens
+        doubles = request.entry.doubles if request.entry and request.shared_tokens else 0
+        pool = self.limits.pool_cells
+        if doubles and pool is not None and self.kv_tokens + doubles > pool:
+            return  # counting them again would exceed the pool
+        size = length if cache.copies else length - request.shared_tokens + doubles
         self.evict(cache.tokens + size - cache.tokens_max)
         if cache.tokens + size > cache.tokens_max:
             return
         if not cache.has_free_id:
             self.evict(0, ids=1)
-        entry = cache.add(tokens, now, salt)
+        entry = cache.add(tokens, now, salt, shared_tokens=request.shared_tokens, doubles=doubles)
         if entry is not None:
             self.commands.append(SavePrefix(request.key, entry.sequence_id, length))
             self._hold(request, entry, length)

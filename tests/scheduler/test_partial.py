@@ -1,0 +1,140 @@
+"""A batch that ran one entry at a time and stopped part way: exact for every failure point.
+
+Two stages of a simulated recurrent model: the exporting one may not batch, so its entries run
+one at a time, and a failure at entry i leaves the entries before it advanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from skippy_sched.errors import EngineFailure
+from skippy_sched.native import Library, Model, ModelOptions, find_library
+from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.iteration import OpenSession
+from skippy_sched.scheduler.request import Request, RequestParams, Status
+from skippy_sched.scheduler.runner import ModelRunner
+from skippy_sched.scheduler.state import Limits
+
+from ..conftest import SimModel
+
+LANES = 8
+CUT = "c" * 64
+
+
+@contextmanager
+def two_stages(sim_model: SimModel, faults_of_first: list[str]) -> Iterator[ModelRunner]:
+    library = Library.load(find_library("sim"))
+
+    def stage(start: int, end: int, faults: list[str]) -> Model:
+        return Model.open(
+            library,
+            sim_model(recurrent=True, fault=faults),
+            ModelOptions(
+                ctx_size=128,
+                lanes=LANES,
+                n_batch=64,
+                n_ubatch=64,
+                stage_index=int(start > 0),
+                layer_start=start,
+                layer_end=end,
+                resident_tensor_names=("blk",),
+                import_identities=(CUT,) if start else (),
+                export_identities=() if start else (CUT,),
+            ),
+        )
+
+    runner = ModelRunner(stage(0, 2, faults_of_first), stage(2, 4, []))
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def run(runner: ModelRunner, prompts: list[list[int]], max_tokens: int) -> list[Request]:
+    """Drive the scheduler over the stages until all has ended; invariants after each step."""
+    limits = Limits(
+        lanes=LANES,
+        batch_tokens=64,
+        context_tokens=128,
+        chunk_tokens=64,
+        waiting_requests=100,
+        waiting_tokens=10_000,
+    )
+    scheduler = Scheduler(limits)
+    requests = []
+    for key, prompt in enumerate(prompts):
+        params = RequestParams(max_tokens=max_tokens)
+        requests.append(
+            Request(
+                key=key,
+                name=str(key),
+                prompt=list(prompt),
+                token_limit=len(prompt) + max_tokens,
+                params=params,
+                sampling=params.sampling,
+                stop_tokens=frozenset(),
+                arrived_at=0.0,
+            )
+        )
+        scheduler.submit(requests[-1])
+    for _ in range(200):
+        iteration = scheduler.next_iteration(0.0)
+        if iteration is None:
+            break
+        opened = {c.key for c in iteration.commands if isinstance(c, OpenSession)}
+        outcome = runner.execute(iteration)
+        scheduler.on_outcome(outcome, 0.0)
+        scheduler.state.check()
+        for request in requests:
+            if request.status in (Status.PREFILL, Status.DECODE) or request.key in opened:
+                for session in runner.sessions(request.key):
+                    assert session.position == session.token_count
+                    assert request.status.is_final or session.position == request.computed
+    assert all(request.status.is_final for request in requests)
+    assert scheduler.state.totals.partial_batches == outcome_partials(requests)
+    return requests
+
+
+def outcome_partials(requests: list[Request]) -> int:
+    return sum(1 for request in requests if request.status is Status.FAILED)
+
+
+PROMPTS = [[n + 1, n + 2, n + 3] for n in range(LANES)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("entry", range(LANES))
+def test_only_the_request_at_the_failure_point_fails(
+    sim_model: SimModel, entry: int, when: str
+) -> None:
+    with two_stages(sim_model, []) as runner:
+        clean = run(runner, PROMPTS, 6)
+    # The third iteration decodes all eight: call 2 * 8 + entry of the decode calls.
+    fault = f"call=decode nth={LANES + entry + 1} status=RUNTIME_ERROR when={when}"
+    with two_stages(sim_model, [fault]) as runner:
+        requests = run(runner, PROMPTS, 6)
+    for index, (request, expected) in enumerate(zip(requests, clean, strict=True)):
+        if index == entry:
+            assert isinstance(request.error, EngineFailure)
+            assert "RuntimeError" in str(request.error)
+            assert request.completion_tokens == 2
+        else:
+            assert request.status is Status.FINISHED
+            assert request.tokens == expected.tokens
+
+
+def test_a_whole_model_in_two_stages_gives_the_whole_models_text(sim_model: SimModel) -> None:
+    library = Library.load(find_library("sim"))
+    options = ModelOptions(ctx_size=128, lanes=LANES, n_batch=64, n_ubatch=64)
+    runner = ModelRunner(Model.open(library, sim_model(), options))
+    try:
+        whole = run(runner, PROMPTS, 6)
+    finally:
+        runner.close()
+    with two_stages(sim_model, []) as staged:
+        split = run(staged, PROMPTS, 6)
+    assert [r.tokens for r in split] == [r.tokens for r in whole]
