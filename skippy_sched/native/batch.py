@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .activation import ActivationDesc, ActivationFrame
-from .cdef import DESC_BYTES, DESC_HEAD_BYTES, REQUEST_DTYPE, address_of, ffi
-from .errors import ClosedError, HostCheckError, Status
+from .cdef import REQUEST_DTYPE, address_of, ffi
+from .errors import ClosedError, HostCheckError
 from .iteration import (
     DecodeFrameBatchEntry,
     DecodeFrameBatchOutput,
@@ -21,13 +20,14 @@ from .iteration import (
     IterationEntry,
     collect_iteration_samples,
 )
+from .outputs import Outputs, array_address
 from .serial import (
     decode_one_at_a_time,
     frame_has_optional_parts,
     iteration_one_at_a_time,
     requires_one_at_a_time,
 )
-from .state import BUFFER_BYTES_MAX, GROWTHS_MAX, added, int32_array
+from .state import added, int32_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,85 +36,6 @@ if TYPE_CHECKING:
     from .session import StageSession
 
 _ROWS = 64  # rows to start with; the arrays grow to the largest batch seen
-_ALIGNMENT = 64  # of one row's payload in the buffer of all: a cache line
-
-
-# A descriptor's head as the library is given it: zeros, and no producer.
-_EMPTY_HEAD = np.frombuffer(
-    bytes(ffi.buffer(ActivationDesc.for_output().raw, DESC_HEAD_BYTES)), dtype=np.uint8
-)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return address_of(ffi.from_buffer(array))
-
-
-class _Outputs:
-    """Where one native call puts its frames: descriptors, payloads, sizes.
-
-    Rows that export nothing share descriptors that live as long as this object, and one spare
-    byte as payload: to be asked for a size, a library needs a pointer that is not NULL.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.needed = np.zeros(rows, dtype=np.uint64)
-        self.capacities = np.zeros(rows, dtype=np.uint64)
-        self.pointers = np.zeros(rows, dtype=np.uint64)
-        self._spare = np.zeros(8, dtype=np.uint8)
-        self._shared = np.zeros((rows, DESC_BYTES), dtype=np.uint8)
-        self._descs = self._shared
-        self._payload = self._spare
-        self._offsets = self.needed
-        self.shared_desc_address = _address(self._shared)
-        self.desc_address = self.shared_desc_address
-
-    def prepare(self, rows: int, capacities: np.ndarray[Any, Any] | None) -> None:
-        """Room for `rows` frames of these many bytes; None: no row exports anything."""
-        self.needed[:rows] = 0
-        if capacities is None:
-            self.capacities[:rows] = 0
-            self.pointers[:rows] = _address(self._spare)
-            self._descs, self.desc_address = self._shared, self.shared_desc_address
-        else:
-            # The frames keep these arrays: they are the caller's from now on.
-            spans = -(-capacities // _ALIGNMENT) * _ALIGNMENT
-            ends = np.cumsum(spans)
-            self._offsets = ends - spans
-            self._payload = np.empty(int(ends[-1]) or 1, dtype=np.uint8)
-            self._descs = np.zeros((rows, DESC_BYTES), dtype=np.uint8)
-            self.desc_address = _address(self._descs)
-            self.capacities[:rows] = capacities
-            self.pointers[:rows] = self._offsets + _address(self._payload)
-        self._descs[:rows, :DESC_HEAD_BYTES] = _EMPTY_HEAD
-
-    def grown(self, rows: int) -> np.ndarray[Any, Any] | None:
-        """The larger capacities that the library asks for; None when it asks for no more, or for
-        more than there can be."""
-        larger = np.maximum(self.needed[:rows], self.capacities[:rows])
-        if (larger == self.capacities[:rows]).all() or larger.max() > BUFFER_BYTES_MAX // rows:
-            return None
-        return larger.astype(np.int64)
-
-    def frames(self, rows: int) -> Any:
-        """The frames of a call that succeeded; empty ones as a function that makes them."""
-        if self._descs is self._shared:
-            heads = self._shared[:rows, :DESC_HEAD_BYTES].copy()
-            return lambda: [_empty_frame(head) for head in heads]
-        descs, base = self._descs, self.desc_address
-        frames = []
-        for index in range(rows):
-            raw = ffi.cast("struct skippy_activation_desc *", base + index * DESC_BYTES)
-            start = int(self._offsets[index])
-            end = start + int(min(self.needed[index], self.capacities[index]))
-            frames.append(ActivationFrame(ActivationDesc(raw, descs), self._payload[start:end]))
-        return frames
-
-
-def _empty_frame(head: np.ndarray[Any, Any]) -> ActivationFrame:
-    desc = ActivationDesc()
-    ffi.buffer(desc.raw, DESC_HEAD_BYTES)[:] = head.tobytes()
-    return ActivationFrame(desc, np.empty(0, dtype=np.uint8))
 
 
 class IterationBatch:
@@ -137,7 +58,7 @@ class IterationBatch:
         self._requests = np.zeros(rows, dtype=REQUEST_DTYPE)
         self._column = {name: self._requests[name] for name in REQUEST_DTYPE.names or ()}
         self._raw_requests = ffi.from_buffer("struct skippy_iteration_request[]", self._requests)
-        self._outputs = _Outputs(rows)
+        self._outputs = Outputs(rows)
         self._raw_pointers = ffi.from_buffer("void *[]", self._outputs.pointers)
         self._raw_capacities = ffi.from_buffer("size_t[]", self._outputs.capacities)
         self._raw_needed = ffi.from_buffer("size_t[]", self._outputs.needed)
@@ -150,7 +71,7 @@ class IterationBatch:
 
     def _reserve_tokens(self, tokens: int) -> None:
         self._tokens = np.zeros(tokens, dtype=np.int32)
-        self._tokens_address = _address(self._tokens)
+        self._tokens_address = array_address(self._tokens)
 
     def run(self, entries: Sequence[IterationEntry]) -> IterationBatchOutput:
         """Run an iteration: one native call, or one per entry where a batch is not possible.
@@ -230,7 +151,7 @@ class IterationBatch:
         lengths = np.array(list(map(len, arrays)))
         block = np.ascontiguousarray(np.concatenate(arrays), dtype=np.int32)
         offsets = np.cumsum(lengths) - lengths
-        addresses = np.where(lengths > 0, offsets * block.itemsize + _address(block), 0)
+        addresses = np.where(lengths > 0, offsets * block.itemsize + array_address(block), 0)
         self._column["positions"][:rows] = addresses
         self._column["position_count"][:rows] = lengths
         self._has_positions = True
@@ -261,19 +182,18 @@ class IterationBatch:
         return kept
 
     def _execute(self, rows: int, lengths: list[int], boundary: Any) -> None:
-        """The native call, repeated while it asks for larger output buffers: a library that finds
-        one too small has executed nothing. It may name one row's size at a time."""
         per_token = 0 if boundary is None else boundary.bytes_per_token
         capacities = np.array(lengths, dtype=np.int64) * per_token if per_token else None
-        outputs, slot = self._outputs, self._slot
-        growths = rows + GROWTHS_MAX
-        while True:
-            outputs.prepare(rows, capacities)
-            self._count[0] = 0
-            status = self._call(
+        self._count[0] = 0
+        self._outputs.execute(
+            "skippy_iteration_batch_sampled",
+            rows,
+            capacities,
+            self._slot,
+            lambda descs: self._call(
                 self._raw_requests,
                 rows,
-                ffi.cast("struct skippy_activation_desc *", outputs.desc_address),
+                descs,
                 self._raw_pointers,
                 self._raw_capacities,
                 self._raw_needed,
@@ -281,17 +201,9 @@ class IterationBatch:
                 self._raw_predicted,
                 rows,
                 self._count,
-                slot.out,
-            )
-            if status != Status.BUFFER_TOO_SMALL or growths == 0:
-                break
-            larger = outputs.grown(rows)
-            if larger is None:
-                break
-            slot.discard()
-            capacities = larger
-            growths -= 1
-        slot.check("skippy_iteration_batch_sampled", status)
+                self._slot.out,
+            ),
+        )
 
     def _samples(self, rows: int) -> Any:
         count = self._count[0]
@@ -378,19 +290,21 @@ def _decode_batch(
     descs = np.array([0 if d is None else address_of(d) for d, _ in kept], dtype=np.uint64)
     payloads = np.array([0 if p is None else address_of(p) for _, p in kept], dtype=np.uint64)
     updated = [added(session.token_count, 1) for session in sessions]
-    outputs = _Outputs(rows)
+    outputs = Outputs(rows)
     predicted: np.ndarray[Any, Any] = np.zeros(rows, dtype=np.int32)
     slot = model.library.error_slot()
-    capacities: np.ndarray[Any, Any] | None = None
-    for growth in range(rows + GROWTHS_MAX + 1):
-        outputs.prepare(rows, capacities)
-        status = model.lib.skippy_decode_step_frame_batch_sampled(
+    outputs.execute(
+        "skippy_decode_step_frame_batch_sampled",
+        rows,
+        None,
+        slot,
+        lambda raw_descs: model.lib.skippy_decode_step_frame_batch_sampled(
             ffi.from_buffer("struct skippy_session *[]", handles),
             ffi.from_buffer("int32_t[]", tokens),
             ffi.from_buffer("struct skippy_sampling_config *[]", sampling),
             ffi.from_buffer("struct skippy_activation_desc *[]", descs),
             ffi.from_buffer("void *[]", payloads),
-            ffi.cast("struct skippy_activation_desc *", outputs.desc_address),
+            raw_descs,
             ffi.from_buffer("void *[]", outputs.pointers),
             ffi.from_buffer("size_t[]", outputs.capacities),
             ffi.from_buffer("size_t[]", outputs.needed),
@@ -398,13 +312,8 @@ def _decode_batch(
             rows,
             rows,
             slot.out,
-        )
-        larger = outputs.grown(rows) if status == Status.BUFFER_TOO_SMALL else None
-        if larger is None or growth == rows + GROWTHS_MAX:
-            break
-        slot.discard()
-        capacities = larger
-    slot.check("skippy_decode_step_frame_batch_sampled", status)
+        ),
+    )
     for session, count in zip(sessions, updated, strict=True):
         session.token_count = count
     frames = outputs.frames(rows)

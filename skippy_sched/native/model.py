@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import sys
 import warnings
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .activation import ActivationBoundary
 from .cdef import ffi
-from .errors import ClosedError, ErrorSlot, HostCheckError, NativeError, Status
+from .errors import ClosedError, ErrorSlot, HostCheckError, NativeError
 from .facts import ModelFacts, batch_invariance, read_facts
+from .growth import must_grow
 from .options import ModelOptions, runtime_config
 from .session import StageSession
 from .state import Integers, int32_array, int32_pointer
@@ -125,30 +127,30 @@ class Model:
                 f"text holds a NUL byte at byte {nul}, which the tokenizer call cannot carry: "
                 "remove it or tokenize the pieces apart"
             )
-        count = ffi.new("size_t *")
+        needed = ffi.new("size_t *")
         slot = self.library.error_slot()
         capacity = len(data) + 8  # a byte makes at most one token; room for special ones
-        for _ in range(2):
+        for growths in count():
             out = np.empty(capacity, dtype=np.int32)
             pointer = int32_pointer(out)
             status = self.lib.skippy_tokenize(
-                self.raw, data, add_special, pointer, capacity, count, slot.out
+                self.raw, data, add_special, pointer, capacity, needed, slot.out
             )
-            if status != Status.BUFFER_TOO_SMALL or count[0] <= capacity:
+            if not must_grow(status, needed[0], capacity, growths):
                 break
-            capacity = count[0]
             slot.discard()
+            capacity = needed[0]
         slot.check("skippy_tokenize", status)
-        tokens: list[int] = out[: count[0]].tolist()
+        tokens: list[int] = out[: needed[0]].tolist()
         return tokens
 
     def detokenize(self, ids: Integers) -> bytes:
         """The bytes of these tokens, special ones rendered; not necessarily valid UTF-8."""
         tokens = int32_array(ids, "ids")
-        written = ffi.new("size_t *")
+        needed = ffi.new("size_t *")
         slot = self.library.error_slot()
         capacity = 16 * len(tokens) + 16  # most tokens are shorter
-        for _ in range(2):
+        for growths in count():
             out = bytearray(capacity)
             status = self.lib.skippy_detokenize(
                 self.raw,
@@ -156,15 +158,15 @@ class Model:
                 len(tokens),
                 ffi.from_buffer("char[]", out),
                 capacity,
-                written,
+                needed,
                 slot.out,
             )
-            if status != Status.BUFFER_TOO_SMALL or written[0] <= capacity:
+            if not must_grow(status, needed[0], capacity, growths):
                 break
-            capacity = written[0]
             slot.discard()
+            capacity = needed[0]
         slot.check("skippy_detokenize", status)
-        return bytes(memoryview(out)[: written[0]])
+        return bytes(memoryview(out)[: needed[0]])
 
     def is_eog(self, token: int) -> bool:
         """Whether a token ends a generation."""

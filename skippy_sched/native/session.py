@@ -6,6 +6,7 @@ succeeded, by the tokens it was given, whatever it answered.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,10 @@ import numpy as np
 from .activation import ActivationDesc, ActivationFrame, input_pointers, optional_bytes
 from .cdef import NATIVE_MTP_MAX_DRAFT_TOKENS, ffi
 from .errors import HostCheckError, Status, Unsupported
+from .growth import must_grow
 from .results import NativeMtpDraft, VerifyOutput
 from .sampling import SamplingConfig, raw_sampling
 from .state import (
-    BUFFER_BYTES_MAX,
-    GROWTHS_MAX,
     Integers,
     SessionState,
     added,
@@ -385,15 +385,13 @@ class StageSession(SessionState):
         raw = self.raw
         needed = ffi.new("size_t *")
         slot = self.model.library.error_slot()
-        for growth in range(GROWTHS_MAX + 1):
+        for growths in itertools.count():
             desc = ActivationDesc.for_output()
             payload: np.ndarray[Any, Any] = np.empty(capacity, dtype=np.uint8)
             # Not NULL even when empty: NULL would be an invalid argument, not a question of size.
             buffer = ffi.from_buffer(payload)
             status = call(raw, *arguments, desc.raw, buffer, capacity, needed, *after, slot.out)
-            if status != Status.BUFFER_TOO_SMALL or growth == GROWTHS_MAX:
-                break
-            if not capacity < needed[0] <= BUFFER_BYTES_MAX:
+            if not must_grow(status, needed[0], capacity, growths):
                 break
             slot.discard()
             capacity = needed[0]

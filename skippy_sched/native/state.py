@@ -6,12 +6,14 @@ Knows one skippy_session except how to run tokens through it, which session.py a
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .cdef import address_of, ffi
 from .errors import ClosedError, CountOverflow, HostCheckError, Status
+from .growth import must_grow
 from .results import GenerationSignalWindow, KvPage, KvPageDesc, TokenSignal
 from .sampling import SamplingConfig, raw_sampling
 
@@ -25,14 +27,6 @@ if TYPE_CHECKING:
 Integers: TypeAlias = "Sequence[int] | np.ndarray[Any, Any]"
 
 COUNT_MAX = 2**64 - 1
-
-# A size that grows again and again is a fault of the library: four times is more than any frame,
-# which is measured before it is computed, can need.
-GROWTHS_MAX = 4
-
-# A larger buffer is never allocated: no frame or state comes near it, and a size beyond it is a
-# library's mistake that must end as an error of this call, not as a lack of memory elsewhere.
-BUFFER_BYTES_MAX = 1 << 36
 
 
 def int32_array(values: Integers, what: str) -> np.ndarray[Any, Any]:
@@ -53,11 +47,13 @@ def int32_pointer(values: np.ndarray[Any, Any]) -> Any:
     return ffi.from_buffer("int32_t[]", values)
 
 
-def added(count: int, tokens: int) -> int:
-    """`count + tokens`. Raises CountOverflow."""
-    if count + tokens > COUNT_MAX:
-        raise CountOverflow(f"session token count overflow: {count} + {tokens} is beyond 2**64 - 1")
-    return count + tokens
+def added(token_count: int, tokens: int) -> int:
+    """Their sum. Raises CountOverflow."""
+    if token_count + tokens > COUNT_MAX:
+        raise CountOverflow(
+            f"session token count overflow: {token_count} + {tokens} is beyond 2**64 - 1"
+        )
+    return token_count + tokens
 
 
 class SessionState:
@@ -69,6 +65,7 @@ class SessionState:
         self.token_count: int = token_count
         self.address: int = address_of(raw)  # 0 once closed
         self._raw = raw
+        self._free_failed = False
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -86,16 +83,19 @@ class SessionState:
     def close(self) -> None:
         """Free the native session and its lane; on a closed session it does nothing.
 
-        Raises NativeError; the session is then still open and can be closed again, except after
-        InvalidArgument, which says that the library knows no such session.
+        Raises NativeError; the session is then still open and can be closed again. If the library
+        answers that it knows no such session, the first attempt has freed it after all.
         """
         if self._raw is None:
             return
         slot = self.model.library.error_slot()
         status = self.lib.skippy_session_free(self._raw, slot.out)
-        if status in (Status.OK, Status.INVALID_ARGUMENT):
-            self.abandon()
+        if status == Status.INVALID_ARGUMENT and self._free_failed:
+            slot.discard()
+            status = Status.OK
+        self._free_failed = status != Status.OK
         slot.check("skippy_session_free", status)
+        self.abandon()
 
     def abandon(self) -> None:
         """Let go of the handle without freeing it: for a model that is being closed."""
@@ -229,11 +229,11 @@ class SessionState:
         """The KV rows of tokens [token_start, token_start + token_count). May raise
         Unsupported."""
         desc = ffi.new("struct skippy_kv_page_desc *")
-        start, count = _u64(token_start, "token_start"), _u64(token_count, "token_count")
+        start, tokens = _u64(token_start, "token_start"), _u64(token_count, "token_count")
         payload = self._grown(
             "skippy_export_kv_page",
             lambda call, out, capacity, needed, error: call(
-                self.raw, layer_start, layer_end, start, count, desc, out, capacity, needed, error
+                self.raw, layer_start, layer_end, start, tokens, desc, out, capacity, needed, error
             ),
         )
         return KvPage(KvPageDesc.of(desc), payload)
@@ -258,12 +258,10 @@ class SessionState:
         needed = ffi.new("size_t *")
         slot = self.model.library.error_slot()
         payload: np.ndarray[Any, Any] = np.empty(0, dtype=np.uint8)
-        for growth in range(GROWTHS_MAX + 1):
+        for growths in count():
             pointer = ffi.from_buffer(payload) if len(payload) else ffi.NULL
             status = invoke(call, pointer, len(payload), needed, slot.out)
-            if status != Status.BUFFER_TOO_SMALL or growth == GROWTHS_MAX:
-                break
-            if not len(payload) < needed[0] <= BUFFER_BYTES_MAX:
+            if not must_grow(status, needed[0], len(payload), growths):
                 break
             slot.discard()
             payload = np.empty(needed[0], dtype=np.uint8)

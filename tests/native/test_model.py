@@ -125,12 +125,14 @@ def test_using_what_is_closed_says_so(sim: Engine) -> None:
 
 def test_a_session_that_cannot_be_freed_stays_open_and_can_be_closed_again(sim: Engine) -> None:
     model = sim.open(lanes=1)
-    session = model.create_session()
-    add_fault(model, "call=session_free status=RUNTIME_ERROR")
-    with pytest.raises(NativeRuntimeError):
+    for when in ("before", "after"):
+        session = model.create_session()
+        add_fault(model, f"call=session_free status=RUNTIME_ERROR when={when}")
+        with pytest.raises(NativeRuntimeError):
+            session.close()
+        assert not session.closed
         session.close()
-    assert not session.closed
-    session.close()
+        assert session.closed
     assert model.create_session().lane == 0
 
 

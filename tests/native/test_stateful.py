@@ -143,10 +143,8 @@ class NativeCalls(RuleBasedStateMachine):
             session.close()
         except NativeError:
             clear_faults(self.model)
-            if not session.closed and session.position < 0:
-                session.abandon()  # freed, although the library said that it failed
-        if session.closed:
-            self.sessions.remove(session)
+            session.close()
+        self.sessions.remove(session)
 
     # ---- execution --------------------------------------------------------------------------
 
