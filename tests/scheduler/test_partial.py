@@ -19,7 +19,7 @@ from skippy_sched.scheduler.request import Request, RequestParams, Status
 from skippy_sched.scheduler.runner import ModelRunner
 from skippy_sched.scheduler.state import Limits
 
-from ..conftest import SimModel
+from tests.conftest import SimModel
 
 LANES = 8
 CUT = "c" * 64
