@@ -208,7 +208,8 @@ class _Planner:
     def victim(self) -> Request | None:
         """Whom to preempt: paused ones first, then the lowest priority, then the latest.
 
-        Never the last one running, and those preempted often only if there is nobody else.
+        Those preempted often only if there is nobody else. The last one running only if it holds
+        a saved prefix longer than what it uses of it: then that is what fills the pool.
         """
         running = [
             request
@@ -217,7 +218,7 @@ class _Planner:
             if not request.in_flight and request.key not in self.preempted
         ]
         if len(running) + len(self.admit) < 2:
-            return None
+            return running[0] if running and running[0].entry is not None else None
         return max(running, key=_dispensable)
 
     def preempt(self, victim: Request) -> None:

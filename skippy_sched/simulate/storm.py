@@ -1,0 +1,420 @@
+"""Whole-system runs from one seed: random traffic, faults, cancellations; checked throughout.
+
+``python -m skippy_sched.simulate.storm --seed N`` repeats a run. Knows what must always hold, not
+how the scheduler brings it about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from skippy_sched.clock import random_generator
+from skippy_sched.config import Config
+from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull
+from skippy_sched.native import Library, Model, ModelOptions, find_library
+from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.loading import open_model
+from skippy_sched.scheduler.planner import Wait
+from skippy_sched.scheduler.request import Request, RequestParams, Status
+from skippy_sched.simulate.driver import Step, VirtualEngine
+
+#: What a native call can do wrong without hanging or ending the process.
+FAULTS = (
+    "call=iteration status=RUNTIME_ERROR when=before",
+    "call=iteration status=RUNTIME_ERROR when=after",
+    "call=iteration status=RUNTIME_ERROR when=middle index=1",
+    "call=iteration status=INVALID_ARGUMENT index=0",
+    "call=iteration status=RUNTIME_ERROR lane=0",
+    "call=iteration effect=wrong_count",
+    "call=iteration effect=duplicate_index",
+    "call=iteration effect=index_out_of_range",
+    "call=iteration effect=token_out_of_range",
+    "call=iteration effect=fewer_samples",
+    "call=iteration effect=position_off_by_one",
+    "call=iteration effect=silent_drop",
+    "call=iteration effect=no_error_object",
+    "call=iteration effect=hang_ms:500",
+    "call=session_create status=RUNTIME_ERROR",
+    "call=reset status=RUNTIME_ERROR",
+    "call=trim status=RUNTIME_ERROR",
+    "call=save_prefix status=RUNTIME_ERROR",
+    "call=restore_prefix status=RUNTIME_ERROR",
+    "call=export_state status=RUNTIME_ERROR",
+    "call=import_state status=RUNTIME_ERROR",
+)
+TENANTS = ("red", "green", "blue")
+#: Turns of the loop per token that has to be computed; more means that it goes round in circles.
+STEPS_PER_TOKEN_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that a seed decides before the run begins."""
+
+    config: dict[str, Any]
+    spec: list[str]
+    faults: list[str]
+    requests: int
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Scenario:
+        lanes = rng.choice((1, 2, 3, 4, 8))
+        context = rng.choice((48, 96, 200))
+        shared = rng.random() < 0.6
+        spec = [
+            "clock = virtual",
+            f"cost_fixed_us = {rng.choice((0, 500, 5000))}",
+            f"cost_token_us = {rng.choice((1, 50, 1000))}",
+            f"cost_sequence_us = {rng.choice((0, 100))}",
+            f"eos_per_mille = {rng.choice((0, 0, 30))}",
+            f"seed = {rng.randrange(1000)}",
+        ]
+        if shared and rng.random() < 0.7:
+            # Down to little more than what one request may need.
+            spec.append(
+                f"pool_cells = {rng.randrange(context + lanes, context * lanes + lanes + 1)}"
+            )
+        scheduler: dict[str, Any] = {
+            "waiting_requests_max": rng.choice((3, 20, 100)),
+            "waiting_tokens_max": rng.choice((200, 100_000)),
+            "aging_s": rng.choice((0.05, 1.0, 30.0)),
+            "tenant_weights": rng.choice(({}, {"red": 3.0, "blue": 0.5})),
+            "inter_token_target_ms": rng.choice((None, 1.0, 20.0)),
+            "prefix_cache_tokens": rng.choice((0, context, 4 * context)),
+            "prefix_cache_per_tenant": rng.random() < 0.3,
+            "preemption": rng.choice(("auto", "swap", "recompute")),
+        }
+        faults = []
+        if rng.random() < 0.5:
+            faults = [
+                f"{rule} probability_per_mille={rng.choice((5, 50, 300))} count=0"
+                for rule in rng.sample(FAULTS, rng.randrange(1, 4))
+            ]
+        config = {
+            "engine": {
+                "lanes": lanes,
+                "context_tokens": context,
+                "batch_tokens": rng.choice((lanes, lanes + 5, 64)),
+                "kv": "shared" if shared else "per_lane",
+            },
+            "scheduler": scheduler,
+        }
+        return cls(config, spec, faults, rng.randrange(5, 40))
+
+
+@dataclass(slots=True)
+class Told:
+    """What one client knows: its prompt, its answer so far, how it ended."""
+
+    request: Request
+    prompt: list[int]
+    cancel_at: float | None
+    stop_after: int | None
+    pause_chance: float
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Storm:
+    """One run. ``run`` raises AssertionError where something does not hold."""
+
+    def __init__(self, seed: int, folder: Path, library: str = "sim") -> None:
+        self.rng = rng = random_generator(seed)
+        self.scenario = Scenario.draw(rng)
+        path = folder / f"storm-{seed}.sim"
+        self._reference = folder / f"alone-{seed}.sim"
+        spec = ["skippy-sim 1", *self.scenario.spec]
+        self._reference.write_text("\n".join(spec) + "\n")
+        path.write_text("\n".join([*spec, *(f"fault = {rule}" for rule in self.scenario.faults)]))
+        given = {**self.scenario.config, "model": {"path": str(path)}}
+        given["engine"] = {**given["engine"], "library": library}
+        config = Config.model_validate(given)
+        self.config = config
+        self.model = open_model(config)
+        self.engine = VirtualEngine(config, self.model, seed=seed)
+        self.told: dict[int, Told] = {}
+        self.prefixes = [self._tokens(rng.randrange(1, 120)) for _ in range(3)]
+        self.refused = 0
+        self.tokens_wanted = 0
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(1, 256) for _ in range(count)]
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._run()
+            self._check_end()
+            self._check_texts()
+        finally:
+            self.engine.runner.close()
+
+    def _run(self) -> None:
+        rng, engine = self.rng, self.engine
+        scheduler, clock = engine.scheduler, engine.clock
+        left, next_at = self.scenario.requests, 0.0
+        steps = 0
+        while True:
+            while left and next_at <= clock.now():
+                self._submit(next_at)
+                left -= 1
+                next_at += rng.choice((0.0, 0.001, 0.02, 0.3))
+            self._disturb()
+            step = engine.step()
+            self._tell(step)
+            self._check(step)
+            steps += 1
+            limit = STEPS_PER_TOKEN_MAX * (self.tokens_wanted + 100)
+            assert steps < limit, f"no end after {steps} steps"
+            if step.iteration is not None or step.ended:
+                continue
+            if self._resume_all():
+                continue
+            times = [] if not left else [next_at]
+            if scheduler.next_deadline_at is not None:
+                times.append(scheduler.next_deadline_at)
+            times += [t.cancel_at for t in self._live() if t.cancel_at is not None]
+            if left or any(self._live()):
+                if not times:
+                    engine.check_alive()
+                clock.advance_to(min(times))
+                clock.advance(1e-6)
+            else:
+                return
+
+    def _live(self) -> Iterator[Told]:
+        return (told for told in self.told.values() if not told.ended)
+
+    def _submit(self, now: float) -> None:
+        rng, context = self.rng, self.engine.context_tokens
+        prompt = rng.choice(self.prefixes)[: rng.randrange(120)] if rng.random() < 0.6 else []
+        prompt = (prompt + self._tokens(rng.choice((1, 3, 20, 90))))[: context - 1]
+        room = context - len(prompt)
+        sampling = SamplingConfig()
+        if rng.random() < 0.3:
+            sampling = SamplingConfig(enabled=True, temperature=0.9, seed=rng.randrange(1, 99))
+        params = RequestParams(
+            max_tokens=rng.choice((None, 1, min(room, rng.randrange(1, 60)))),
+            sampling=sampling,
+            ignore_eos=rng.random() < 0.3,
+            tenant=rng.choice(TENANTS),
+            priority=rng.choice((-1, 0, 0, 0, 2)),
+            timeout_s=rng.choice((None, None, None, 0.01, 1.0)),
+        )
+        request = self.engine.intake.request(list(prompt), params, None, now)
+        state = self.engine.scheduler.state
+        before = (len(state.waiting), state.waiting.tokens, state.totals.accepted)
+        try:
+            self.engine.scheduler.submit(request)
+        except QueueFull:
+            self.refused += 1
+            assert before == (len(state.waiting), state.waiting.tokens, state.totals.accepted)
+            return
+        self.tokens_wanted += request.token_limit
+        self.told[request.key] = Told(
+            request,
+            prompt,
+            now + rng.choice((0.0, 0.01, 0.5)) if rng.random() < 0.15 else None,
+            rng.randrange(1, 20) if rng.random() < 0.15 else None,
+            rng.choice((0.0, 0.0, 0.1)),
+        )
+
+    def _disturb(self) -> None:
+        """Clients go away, stop reading, or read on."""
+        scheduler, now = self.engine.scheduler, self.engine.clock.now()
+        for told in self._live():
+            if told.cancel_at is not None and told.cancel_at <= now:
+                scheduler.cancel(told.request)
+            if told.request.status is Status.DECODE and told.pause_chance:
+                if told.request.paused:
+                    told.request.paused = self.rng.random() > 0.3
+                else:
+                    told.request.paused = self.rng.random() < told.pause_chance
+
+    def _resume_all(self) -> bool:
+        paused = [told.request for told in self._live() if told.request.paused]
+        for request in paused:
+            request.paused = False
+        return bool(paused)
+
+    def _tell(self, step: Step) -> None:
+        """As the engine tells streams: tokens, then stops that the text brings, then ends."""
+        ended = list(step.ended)
+        if step.reconciled is not None:
+            for request, token in step.reconciled.tokens:
+                told = self.told[request.key]
+                assert not told.ended, f"a token for {request} after its end"
+                told.tokens.append(token)
+                stopped = told.stop_after is not None and len(told.tokens) >= told.stop_after
+                if stopped and not request.status.is_final:
+                    assert self.engine.scheduler.stop(request, "stop", step.now)
+                    ended.append(request)
+            ended += step.reconciled.ended
+        for request in ended:
+            told = self.told[request.key]
+            assert not told.ended, f"{request} was answered twice"
+            assert request.status.is_final
+            told.ended = True
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    def _check(self, step: Step) -> None:
+        """After each step."""
+        state, runner = self.engine.scheduler.state, self.engine.runner
+        state.check()
+        assert len(self.model.sessions) <= self.model.facts.lane_count
+        commanded = {getattr(command, "key", None) for command in state.commands}
+        running = {**state.decoding, **state.prefilling}
+        for key, sessions in runner._sessions.items():
+            if key in commanded:
+                continue  # it is reset or freed ahead of the next batch
+            (session,) = sessions
+            assert session.token_count == session.position, f"session of {key}"
+            assert key in running, f"request {key} has a session and does not run"
+            assert running[key].computed == session.token_count, running[key]
+        for told in self._live():
+            assert not told.request.status.is_final, f"{told.request} ended unsaid"
+            assert told.request.tokens == told.prompt + told.tokens
+        if step.iteration is not None:
+            self._check_iteration(step)
+            self._check_order(step)
+
+    def _check_iteration(self, step: Step) -> None:
+        iteration, state = step.iteration, self.engine.scheduler.state
+        assert iteration is not None
+        chunks = iteration.chunks
+        keys = [*iteration.decode_keys, *(chunk.key for chunk in chunks)]
+        assert len(keys) == len(set(keys)), "a session twice in an iteration"
+        tokens = len(iteration.decode_keys) + sum(len(chunk.tokens) for chunk in chunks)
+        assert tokens <= state.limits.batch_tokens
+        assert all(chunk.tokens for chunk in chunks), "an empty chunk"
+        assert all(len(chunk.tokens) <= state.limits.chunk_tokens for chunk in chunks)
+
+    def _check_order(self, step: Step) -> None:
+        """Nobody is passed for ever: who comes ``k`` times ``aging_s`` after a waiting request,
+        with a priority less than ``k`` above, never starts before it.
+
+        But for those that wait for a prefix to share, which the next plans let go first.
+        """
+        state, plan = self.engine.scheduler.state, self.engine.scheduler.last_plan
+        assert plan is not None
+        aging_s = state.limits.aging_s
+        for request, _ in plan.admit:
+            if request.preemptions:
+                continue
+            for other in state.waiting:
+                if other.key in plan.waits and plan.waits[other.key] is Wait.PREFIX:
+                    continue
+                if other.preemptions or other.restarts:
+                    continue
+                classes = request.params.priority - other.params.priority + 1
+                late = request.arrived_at - other.arrived_at
+                assert late < classes * aging_s + 1e-6, (
+                    f"{request} started before {other}, which came {late:.6f} s earlier"
+                )
+
+    def _check_end(self) -> None:
+        """When all requests have ended, nothing is left behind."""
+        scheduler, model = self.engine.scheduler, self.model
+        state = scheduler.state
+        assert state.live == 0
+        assert state.lanes_free == state.limits.lanes
+        assert scheduler.next_iteration(self.engine.clock.now()) is None, "work without requests"
+        assert state.kv_tokens == state.cache.tokens
+        assert not model.sessions
+        assert not self.engine.runner._swapped, "a swapped state was kept"
+        totals = state.totals
+        assert totals.accepted == len(self.told)
+        assert totals.finished + totals.cancelled + totals.failed == totals.accepted
+        if not self.scenario.faults and model.facts.kv_unified:
+            with model.create_session() as session:
+                doubles = sum(entry.doubles for entry in state.cache.entries)
+                held = session.memory_used_cells()
+                assert state.cache.tokens - doubles <= held <= state.cache.tokens, "cells leaked"
+
+    def _check_texts(self) -> None:
+        """Each answer is the beginning of the text of its request alone, and ends rightly."""
+        with _alone(self._reference, self.config) as model:
+            for told in self.told.values():
+                request = told.request
+                expected = _continue(model, told.prompt, request, max(1, len(told.tokens)))
+                assert told.tokens == expected[: len(told.tokens)], (
+                    f"{request} got another text than alone"
+                )
+                self._check_reason(told)
+
+    def _check_reason(self, told: Told) -> None:
+        request, tokens = told.request, told.tokens
+        assert request.completion_tokens == len(tokens)
+        if request.status is Status.FAILED:
+            error = request.error
+            assert isinstance(error, EngineFailure | DeadlineExceeded), error
+            assert not isinstance(error, EngineFailure) or self.scenario.faults, error
+        elif request.finish_reason == "stop":
+            stop = tokens[-1] in request.stop_tokens
+            assert stop or len(tokens) == told.stop_after
+        elif request.finish_reason == "length":
+            full = len(request.tokens) == request.token_limit
+            assert full or request.stop_reason == "deadline"
+        else:
+            assert request.cancel_requested
+        assert not request.stop_tokens.intersection(tokens[:-1])
+
+
+@contextmanager
+def _alone(path: Path, config: Config) -> Iterator[Model]:
+    """The same model, faultless, with room for one request."""
+    library = Library.load(find_library(config.engine.library))
+    context = config.engine.context_tokens
+    with Model.open(library, path, ModelOptions(ctx_size=context, n_batch=context)) as model:
+        yield model
+
+
+def _continue(model: Model, prompt: Sequence[int], request: Request, tokens: int) -> list[int]:
+    """The request's text when it has the engine to itself."""
+    with model.create_session() as session:
+        first, _ = session.prefill_chunk_frame_sampled(prompt, request.sampling)
+        text = [first]
+        while len(text) < tokens:
+            text.append(session.decode_step_sampled(text[-1], request.sampling))
+    return text
+
+
+def run_seed(seed: int, folder: Path, library: str = "sim") -> None:
+    """Raises AssertionError whose message has the command that repeats the run."""
+    try:
+        Storm(seed, folder, library).run()
+    except Exception as error:
+        raise AssertionError(
+            f"seed {seed}: {type(error).__name__}: {error}\n"
+            f"repeat it with: python -m skippy_sched.simulate.storm --seed {seed}"
+        ) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--library", default="sim", help="a simulated libskippy")
+    options = parser.parse_args(arguments)
+    with TemporaryDirectory() as folder:
+        storm = Storm(options.seed, Path(folder), options.library)
+        sys.stdout.write(f"{storm.scenario}\n")
+        storm.run()
+        sys.stdout.write(
+            f"ok: {len(storm.told)} requests, {storm.refused} refused, "
+            f"{storm.engine.scheduler.state.totals}\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
