@@ -11,7 +11,7 @@ import heapq
 from dataclasses import dataclass
 from typing import Literal
 
-from skippy_sched.errors import DeadlineExceeded, QueueFull, RequestError
+from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull, RequestError
 from skippy_sched.scheduler.cost import CostModel
 from skippy_sched.scheduler.iteration import Iteration, Outcome
 from skippy_sched.scheduler.planner import Budget, Plan, plan
@@ -142,6 +142,27 @@ class Scheduler:
             return False
         self.state.fail(request, error, now)
         return True
+
+    def engine_lost(self, now: float) -> list[Request]:
+        """Every session is gone, and iterations under way will have no outcome.
+
+        The requests of those iterations are under suspicion; who is for the second time in a row
+        is failed. The others are computed again. Returns the failed ones.
+        """
+        failed = []
+        for under_way in self._under_way.values():
+            for request in (*under_way.plan.decodes, *under_way.chunk_requests):
+                request.in_flight = 0
+                if request.status.is_final:
+                    continue
+                self.state.suspect(request)
+                if request.crashes > 1:
+                    error = EngineFailure("the engine was lost twice while it ran this request")
+                    self.state.fail(request, error, now)
+                    failed.append(request)
+        self._under_way.clear()
+        self.state.forget_sessions()
+        return failed
 
     def live_requests(self) -> list[Request]:
         state = self.state

@@ -14,7 +14,7 @@ from enum import Enum
 from skippy_sched.scheduler.cost import Coefficients, Work
 from skippy_sched.scheduler.iteration import Chunk
 from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Match, common_length
-from skippy_sched.scheduler.request import Request
+from skippy_sched.scheduler.request import Request, Status
 from skippy_sched.scheduler.state import State
 
 
@@ -27,6 +27,7 @@ class Wait(Enum):
     PREFIX = "a prefix that another request is computing"
     CONSUMER = "its consumer to read"
     OUTCOME = "its iteration under way"
+    SUSPECT = "requests that may have taken the engine down, running alone"
     QUEUE = "the requests before it"
 
 
@@ -121,6 +122,9 @@ class _Planner:
         self.waits: dict[int, Wait] = {}
 
     def plan(self) -> Plan:
+        for suspect in self.state.suspects.values():
+            if not suspect.paused:
+                return self.plan_suspect(suspect)
         self.choose_decodes()
         if self.cells is not None:
             self.make_room_for_decodes()
@@ -131,6 +135,35 @@ class _Planner:
         self.choose_chunks()
         self.choose_admissions()
         work = Work(len(self.decodes), allowed - self.left, self.cached)
+        preempt = list(self.preempted.values())
+        return Plan(
+            self.decodes, self.chunks, self.admit, preempt, self.evict_tokens, self.waits, work
+        )
+
+    def plan_suspect(self, suspect: Request) -> Plan:
+        """After the engine was lost: one suspect at a time runs alone, everyone else waits.
+
+        It is cleared by its first decode, so if the engine is lost again it was the one.
+        """
+        for request in (*self.state.decoding.values(), *self.state.prefilling.values()):
+            if request is not suspect:
+                self.waits[request.key] = Wait.SUSPECT
+        allowed = self.left = self.budget.tokens
+        wanted = len(suspect.tokens) - suspect.computed
+        while self.cells is not None and wanted > self.cells + self.evictable:
+            victim = self.victim(but=suspect)
+            if victim is None:
+                break
+            self.preempt(victim)
+        if suspect.status is Status.WAITING:
+            self.admit.append((suspect, None))
+        if suspect.in_flight:
+            self.waits[suspect.key] = Wait.OUTCOME
+        elif suspect.status is Status.DECODE:
+            self.decodes.append(suspect)
+        else:
+            self.give(suspect, suspect.computed)
+        work = Work(len(self.decodes), allowed - self.left, suspect.computed)
         preempt = list(self.preempted.values())
         return Plan(
             self.decodes, self.chunks, self.admit, preempt, self.evict_tokens, self.waits, work
@@ -205,7 +238,7 @@ class _Planner:
                 continue
             self.preempt(victim)
 
-    def victim(self) -> Request | None:
+    def victim(self, but: Request | None = None) -> Request | None:
         """Whom to preempt: paused ones first, then the lowest priority, then the latest.
 
         Those preempted often only if there is nobody else. The last one running only if it holds
@@ -215,8 +248,10 @@ class _Planner:
             request
             for table in (self.state.decoding, self.state.prefilling)
             for request in table.values()
-            if not request.in_flight and request.key not in self.preempted
+            if not request.in_flight and request.key not in self.preempted and request is not but
         ]
+        if but is not None:
+            return max(running, key=_dispensable, default=None)
         if len(running) + len(self.admit) < 2:
             return running[0] if running and running[0].entry is not None else None
         return max(running, key=_dispensable)

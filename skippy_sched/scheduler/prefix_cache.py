@@ -233,6 +233,13 @@ class PrefixCache:
                 self.tokens -= len(node.tokens)
             node = node.parent
 
+    def clear(self) -> None:
+        """Forget all entries, also those in use: their cells are gone."""
+        self._free_ids += self._entries
+        self._entries.clear()
+        self._roots.clear()
+        self.tokens = 0
+
     def check(self) -> None:
         """Assert that the books agree with the tree."""
         total = 0

@@ -62,6 +62,8 @@ def reconcile(
         request.computed += 1
         if request.status.is_final:
             continue
+        if request.crashes:
+            state.clear_suspicion(request)
         served[request.tenant] += request.charge
         last = request.last_token_at
         if last is not None:

@@ -88,6 +88,7 @@ class Request:
         "cancel_requested",
         "charge",
         "computed",
+        "crashes",
         "deadline_at",
         "entry",
         "error",
@@ -151,6 +152,8 @@ class Request:
         #: tokens whose state waits in host memory for a lane
         self.swapped_tokens = 0
         self.preemptions = 0
+        #: times the engine was lost while it ran, since it was last seen to be harmless
+        self.crashes = 0
         #: tokens handed to the engine and not yet reconciled
         self.in_flight = 0
         #: times its session was lost and its tokens computed again

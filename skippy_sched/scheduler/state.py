@@ -80,6 +80,8 @@ class State:
         self.commands: list[Command] = []
         #: requests with ``cancel_requested``, looked at before each plan
         self.marked: deque[Request] = deque()
+        #: running or waiting requests under suspicion of having taken the engine down
+        self.suspects: dict[int, Request] = {}
         self.totals = Totals()
 
     @property
@@ -146,6 +148,30 @@ class State:
         request.paused = False
         request.status = Status.WAITING
         self.waiting.push(request, returned=True)
+
+    def forget_sessions(self) -> None:
+        """The engine is gone, and with it every session, saved prefix and swapped state.
+
+        All running requests return to the queue, to be computed again from their tokens.
+        """
+        self.commands.clear()
+        for request in self.waiting:
+            request.swapped_tokens = 0
+        for request in (*self.decoding.values(), *self.prefilling.values()):
+            self._leave_lane(request)
+            self.totals.recomputed_tokens += request.computed
+            request.computed = request.in_flight = 0
+            request.status = Status.WAITING
+            self.waiting.push(request, returned=True)
+        self.cache.clear()
+
+    def suspect(self, request: Request) -> None:
+        request.crashes += 1
+        self.suspects[request.key] = request
+
+    def clear_suspicion(self, request: Request) -> None:
+        request.crashes = 0
+        self.suspects.pop(request.key, None)
 
     def _leave_lane(self, request: Request) -> None:
         table = self.prefilling if request.status is Status.PREFILL else self.decoding
@@ -255,6 +281,7 @@ class State:
         request.status = status
         request.finished_at = now
         request.paused = False
+        self.suspects.pop(request.key, None)
         self.share.leave(request.tenant)
         totals = self.totals
         totals.generated_tokens += request.completion_tokens
