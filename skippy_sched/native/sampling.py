@@ -142,6 +142,11 @@ class SamplingConfig:
             if not 0 <= token < 2**31 or math.isnan(bias):
                 raise _refused("logit_bias", (token, bias), "token id >= 0 and a bias, not NaN")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the C form, which belongs to this process."""
+        kept = self.__dict__.items()
+        return {name: value for name, value in kept if name not in ("raw", "address")}
+
     @cached_property
     def raw(self) -> Any:
         """The C structure, built and validated once and kept alive by this object."""

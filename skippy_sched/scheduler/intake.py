@@ -24,6 +24,7 @@ class Intake:
         self._end_tokens = end_tokens
         self._rng = rng
         self._next_key = 1
+        self._sound_sampling: SamplingConfig | None = None
 
     def request(
         self, tokens: list[int], params: RequestParams, name: str | None, now: float
@@ -75,10 +76,13 @@ class Intake:
                 )
         if params.timeout_s is not None and not params.timeout_s > 0:
             raise InvalidRequest(f"timeout is {params.timeout_s} s, not above 0", param="timeout")
+        if params.sampling is self._sound_sampling:
+            return  # many requests share their settings
         try:
             params.sampling.validate()
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+        self._sound_sampling = params.sampling
 
     def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         context = self._context_tokens

@@ -20,7 +20,7 @@ from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.iteration import Fate, Fault, Iteration, Outcome
 from skippy_sched.scheduler.reconcile import Reconciled
-from skippy_sched.scheduler.request import Request, RequestParams
+from skippy_sched.scheduler.request import GREEDY, Request, RequestParams
 
 FORMAT = "skippy-journal 1"
 #: Gzip's fastest level: three times smaller, and cheap enough to write beside the engine.
@@ -29,7 +29,6 @@ GZIP_LEVEL = 1
 #: A line's meaning is its key "is"; the rest of the record is by the functions below.
 Record = dict[str, Any]
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_GREEDY = SamplingConfig()
 _PARAMS = RequestParams()
 _NOTHING_RAN = Outcome(0)
 
@@ -176,7 +175,7 @@ def _changed(value: Any, default: Any) -> Record:
 
 
 def request_record(request: Request) -> Record:
-    params = _changed(dataclasses.replace(request.params, sampling=_GREEDY), _PARAMS)
+    params = _changed(dataclasses.replace(request.params, sampling=GREEDY), _PARAMS)
     return {
         "key": request.key,
         "name": request.name,
@@ -184,7 +183,7 @@ def request_record(request: Request) -> Record:
         "token_limit": request.token_limit,
         "stop_tokens": sorted(request.stop_tokens),
         "params": params,
-        "sampling": _changed(request.sampling, _GREEDY),
+        "sampling": _changed(request.sampling, GREEDY),
         "arrived_at": request.arrived_at,
     }
 

@@ -18,7 +18,7 @@ from skippy_sched.scheduler.iteration import (
     Outcome,
     ResetSession,
 )
-from skippy_sched.scheduler.request import Request
+from skippy_sched.scheduler.request import Request, Status
 from skippy_sched.scheduler.state import State
 
 #: A request whose session was lost this often without a token in between is failed.
@@ -51,7 +51,7 @@ def reconcile(
     for sequence_id in outcome.unsaved:
         state.forget_prefix(sequence_id)
     tokens, gaps = result.tokens, result.gaps_s
-    served = state.share.served
+    served, decoding = state.share.served, Status.DECODE
 
     # The common case, written flat: it runs once per running request and iteration.
     for request, sample in zip(decodes, outcome.decode_samples, strict=True):
@@ -60,8 +60,8 @@ def reconcile(
             _apply_fault(state, request, faults[request.key], result, now)
             continue
         request.computed += 1
-        if request.status.is_final:
-            continue
+        if request.status is not decoding:
+            continue  # it has ended meanwhile
         if request.crashes:
             state.clear_suspicion(request)
         served[request.tenant] += request.charge

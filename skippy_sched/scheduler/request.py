@@ -6,13 +6,16 @@ All instants (``_at``) are seconds on the scheduler's clock; token counts are ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from skippy_sched.errors import RequestError
 from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.prefix_cache import Entry
+
+#: Shared by all requests that say nothing: its C form is built once.
+GREEDY = SamplingConfig()
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -22,7 +25,7 @@ class RequestParams:
     """How to generate. ``max_tokens`` None means: up to the context limit."""
 
     max_tokens: int | None = None
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: SamplingConfig = GREEDY
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False

@@ -42,24 +42,12 @@ from skippy_sched.scheduler.iteration import (
 
 @dataclass(slots=True)
 class Row:
-    """One request's share of the batch, with its session on every stage."""
+    """One request's share of the batch: its session and its entry on every stage."""
 
     key: int
     sessions: Sequence[StageSession]
-    tokens: Sequence[int]
-    sampling: SamplingConfig
+    entries: Sequence[IterationEntry]
     sample_last: bool
-    phase: Phase
-
-    def entry(self, stage: int, frame: Any) -> IterationEntry:
-        return IterationEntry(
-            self.sessions[stage],
-            self.tokens,
-            sampling=self.sampling,
-            input=frame,
-            sample_last=self.sample_last,
-            phase=self.phase,
-        )
 
 
 class ModelRunner:
@@ -74,6 +62,8 @@ class ModelRunner:
         self._sessions: dict[int, list[StageSession]] = {}
         self._sampling: dict[int, SamplingConfig] = {}
         self._swapped: dict[int, list[Any]] = {}
+        #: kept from iteration to iteration: of a decoding request only the token changes
+        self._decode_rows: dict[int, Row] = {}
         self._vocabulary = stages[-1].facts.n_vocab
 
     def execute(self, iteration: Iteration) -> Outcome:
@@ -170,6 +160,7 @@ class ModelRunner:
             self._close(key)
 
     def _close(self, key: int) -> None:
+        self._decode_rows.pop(key, None)
         for session in self._sessions.pop(key, ()):
             session.close()
 
@@ -188,27 +179,41 @@ class ModelRunner:
 
     def _rows(self, iteration: Iteration, outcome: Outcome) -> list[Row]:
         """Rows whose command failed are left out; they have their fault already."""
-        sessions, sampling, faults = self._sessions, self._sampling, outcome.faults
-        rows = [
-            Row(key, sessions[key], (token,), sampling[key], True, Phase.DECODE)
-            for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True)
-            if key not in faults
+        faults, kept = outcome.faults, self._decode_rows
+        rows = []
+        for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True):
+            if key in faults:
+                continue
+            row = kept.get(key)
+            if row is None:
+                row = kept[key] = self._row(key, (token,), True, Phase.DECODE)
+            else:
+                for entry in row.entries:
+                    entry.token_ids = (token,)
+            rows.append(row)
+        rows += [
+            self._row(chunk.key, chunk.tokens, chunk.sample_last, Phase.PREFILL)
+            for chunk in iteration.chunks
+            if chunk.key not in faults
         ]
-        for chunk in iteration.chunks:
-            key = chunk.key
-            if key not in faults:
-                last = chunk.sample_last
-                rows.append(
-                    Row(key, sessions[key], chunk.tokens, sampling[key], last, Phase.PREFILL)
-                )
         return rows
+
+    def _row(self, key: int, tokens: Sequence[int], sample_last: bool, phase: Phase) -> Row:
+        sessions, sampling = self._sessions[key], self._sampling[key]
+        entries = [
+            IterationEntry(session, tokens, sampling=sampling, sample_last=sample_last, phase=phase)
+            for session in sessions
+        ]
+        return Row(key, sessions, entries, sample_last)
 
     def _run(self, rows: Sequence[Row], samples: dict[int, int], outcome: Outcome) -> None:
         """One native batch per stage; after a failure again in halves, down to the guilty row."""
-        frames: Sequence[Any] = [None] * len(rows)
         output: Any = None
         for stage in range(len(self.stages)):
-            entries = [row.entry(stage, frame) for row, frame in zip(rows, frames, strict=True)]
+            entries = [row.entries[stage] for row in rows]
+            if stage:
+                for entry, frame in zip(entries, output.request_outputs, strict=True):
+                    entry.input = frame
             outcome.native_calls += 1
             try:
                 output = iteration_batch_sampled(entries)
@@ -222,8 +227,6 @@ class ModelRunner:
             except SkippyNativeError as error:
                 self._halve(rows, error, samples, outcome)
                 return
-            if stage + 1 < len(self.stages):
-                frames = output.request_outputs
         self._collect(rows, output.samples, samples, outcome)
 
     def _stopped_part_way(
@@ -280,14 +283,15 @@ class ModelRunner:
         for index, token in given:
             if index < len(rows):
                 samples[rows[index].key] = token
+        vocabulary = self._vocabulary
         for row in rows:
             problem = None
             if row.sample_last:
                 token = samples.get(row.key, NO_SAMPLE)
-                if token == NO_SAMPLE:
-                    problem = "no sample came back"
-                elif not 0 <= token < self._vocabulary:
+                if not 0 <= token < vocabulary:
                     problem = f"sampled token {token} is outside the vocabulary"
+                    if token == NO_SAMPLE:
+                        problem = "no sample came back"
             for session in row.sessions:
                 if session.position != session.token_count:
                     problem = (

@@ -18,7 +18,6 @@ from skippy_sched.clock import random_generator
 from skippy_sched.config import Config
 from skippy_sched.errors import QueueFull, StartupError
 from skippy_sched.native import Model
-from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.intake import Intake
 from skippy_sched.scheduler.iteration import Iteration, Outcome
@@ -143,10 +142,6 @@ class Observer(Protocol):
     def step(self, step: Step, scheduler: Scheduler) -> None: ...
 
 
-#: Shared by all simulated requests: greedy, so that lengths are the trace's.
-GREEDY = SamplingConfig()
-
-
 def run(
     engine: VirtualEngine, arrivals: Iterator[Arrival], prompts: Prompts, observer: Observer
 ) -> None:
@@ -176,7 +171,6 @@ def run(
 def _submit(engine: VirtualEngine, arrival: Arrival, start: float, prompts: Prompts) -> bool:
     params = RequestParams(
         max_tokens=arrival.output_tokens,
-        sampling=GREEDY,
         ignore_eos=True,
         tenant=arrival.tenant,
         priority=arrival.priority,
