@@ -202,7 +202,16 @@ def test_the_guilty_row_is_named(sim: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", [[2**31], [1, 2**31], [-(2**31) - 1], np.array([2**40]), ["x"], [1, None]]
+    "tokens",
+    [
+        [2**31],
+        [1, 2**31],
+        [-(2**31) - 1],
+        np.array([2**40]),
+        np.array([1, 2**40]),
+        ["x"],
+        [1, None],
+    ],
 )
 def test_tokens_that_are_no_32_bit_integers_never_reach_the_library(
     sim: Engine, tokens: Any

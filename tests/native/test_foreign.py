@@ -71,6 +71,8 @@ enum skippy_status skippy_iteration_batch_sampled(
     struct skippy_error **error) {
     int habit = requests[0].token_ids[0];
     calls++;
+    for (size_t r = 0; r < count; r++)
+        if (descs[r].version != 0 || descs[r].producer_stage_index != -1) abort();
     for (size_t r = 0; habit == 1 && r < count; r++) {
         bytes[r] = 16;
         if (capacities[r] < 16) return fail(error, SKIPPY_STATUS_BUFFER_TOO_SMALL);
@@ -86,6 +88,8 @@ enum skippy_status skippy_iteration_batch_sampled(
         requests[r].session->n_past += requests[r].token_count;
         indexes[r] = habit == 4 ? (size_t)-1 : r;
         predicted[r] = requests[r].token_ids[0];
+        descs[r].version = 2;
+        descs[r].producer_stage_index = 0;
     }
     *sampled = count;
     return 0;
@@ -94,6 +98,15 @@ enum skippy_status skippy_export_full_state(struct skippy_session *session, int3
                                             int32_t end, void *out, size_t capacity, size_t *bytes,
                                             struct skippy_error **error) {
     *bytes = (size_t)1 << 63;
+    return fail(error, SKIPPY_STATUS_BUFFER_TOO_SMALL);
+}
+enum skippy_status skippy_prefill_chunk_frame_sampled(
+    struct skippy_session *session, const int32_t *tokens, size_t count,
+    const struct skippy_sampling_config *sampling, const struct skippy_activation_desc *in,
+    const void *payload, struct skippy_activation_desc *desc, void *out, size_t capacity,
+    size_t *bytes, int32_t *predicted, struct skippy_error **error) {
+    calls++;
+    *bytes = capacity + 1;
     return fail(error, SKIPPY_STATUS_BUFFER_TOO_SMALL);
 }
 enum skippy_status skippy_prefill_chunk_frame(
@@ -171,6 +184,22 @@ def test_a_size_beyond_all_memory_is_an_error_of_the_call(sessions: list[StageSe
         with pytest.raises(BufferTooSmall):
             call()
     assert [session.token_count for session in sessions] == [0, 0, 0]
+
+
+def test_a_size_that_always_grows_is_followed_four_times(
+    sessions: list[StageSession], library: Library
+) -> None:
+    before = counter(library, "calls")
+    with pytest.raises(BufferTooSmall):
+        sessions[0].prefill_chunk_frame_sampled([1])
+    assert counter(library, "calls") - before == 5
+
+
+def test_every_batch_is_given_clean_descriptors(sessions: list[StageSession]) -> None:
+    """The library aborts on a descriptor that still says what the last call wrote."""
+    for _ in range(2):
+        iteration_batch_sampled(rows(sessions, 5))
+    assert [session.token_count for session in sessions] == [2, 2, 2]
 
 
 def test_a_status_that_does_not_exist_is_shown_by_number(sessions: list[StageSession]) -> None:
