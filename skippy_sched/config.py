@@ -64,6 +64,11 @@ class EngineSection(Section):
     kv_type: Literal["f16", "f32", "q8_0", "q4_0", "bf16"] = Field(
         "f16", description="element type of the KV cache"
     )
+    isolated: bool = Field(
+        False,
+        description="run the native engine in a process of its own: should it abort, requests "
+        "pause instead of the daemon ending; costs about 0.1 ms an iteration",
+    )
     deterministic: bool = Field(
         False,
         description="a request's tokens never depend on its company; refused where it cannot hold",

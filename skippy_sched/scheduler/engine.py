@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -19,30 +20,29 @@ import structlog
 from skippy_sched.clock import Clock, MonotonicClock, random_generator
 from skippy_sched.config import Config
 from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError, StartupError
-from skippy_sched.native import Model
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.intake import Intake
-from skippy_sched.scheduler.iteration import Executor, Outcome
+from skippy_sched.scheduler.iteration import Outcome
 from skippy_sched.scheduler.journal import RecordingScheduler, open_journal
 from skippy_sched.scheduler.loading import (
     context_tokens,
-    end_tokens,
     make_scheduler,
-    open_model,
 )
+from skippy_sched.scheduler.native import Native, open_native, reopen_native
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord, Statistics
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
-from skippy_sched.scheduler.runner import ModelRunner
 from skippy_sched.scheduler.stream import Stream
 from skippy_sched.scheduler.text import TextAssembler
-from skippy_sched.scheduler.worker import Worker
 
 log = structlog.get_logger("skippy_sched.engine")
 
 #: Longer texts are tokenized in a thread: about a millisecond of work at this length.
 TOKENIZE_INLINE_CHARS = 4096
+#: An engine lost more often than that in the window is given up.
+LOSSES_MAX = 5
+LOSSES_WINDOW_S = 300.0
 #: The longest wait for the last native call when the engine is closed.
 CLOSE_TIMEOUT_S = 10.0
 
@@ -65,18 +65,15 @@ class Engine:
         Leaving the block fails what still runs; call ``drain`` first to let it finish. ``seed``
         makes the seeds of unseeded requests repeatable.
         """
-        model = await asyncio.to_thread(open_model, config)
-        end = await asyncio.to_thread(end_tokens, model)
+        native = await asyncio.to_thread(open_native, config)
         try:
-            journal = open_journal(config, model.facts)
+            journal = open_journal(config, native.facts)
         except StartupError:
-            model.close()
+            await native.close(CLOSE_TIMEOUT_S)
             raise
         engine = cls(
             config,
-            model,
-            end,
-            Worker(ModelRunner(model)),
+            native,
             clock or MonotonicClock(),
             random_generator(seed),
             observer,
@@ -96,7 +93,7 @@ class Engine:
                     engine._stop()
         finally:
             # A hung or dead worker can't be waited for.
-            await engine._executor.close(0.0 if engine._dead else CLOSE_TIMEOUT_S)
+            await engine._native.close(0.0 if engine._dead else CLOSE_TIMEOUT_S)
             if journal is not None:
                 journal.close()
         if failure is not None:
@@ -105,24 +102,22 @@ class Engine:
     def __init__(
         self,
         config: Config,
-        model: Model,
-        end: frozenset[int],
-        executor: Executor,
+        native: Native,
         clock: Clock,
         rng: random.Random,
         observer: Observer | None,
         scheduler_kind: Callable[..., Scheduler] = Scheduler,
     ) -> None:
-        self.facts: ModelFacts = model.facts
-        self.context_tokens = context_tokens(config, model.facts)
+        self.facts: ModelFacts = native.facts
+        self.context_tokens = context_tokens(config, native.facts)
         self.stream_buffer_tokens = config.scheduler.stream_buffer_tokens
-        self._scheduler = make_scheduler(config, model.facts, scheduler_kind)
+        self._scheduler = make_scheduler(config, native.facts, scheduler_kind)
         self._watchdog_s = config.scheduler.watchdog_s
-        self._model = model
-        self._end_tokens = end
-        self._executor = executor
+        self._config = config
+        self._native = native
+        self._end_tokens = native.end_tokens
         self._clock = clock
-        self._intake = Intake(model.facts.n_vocab, self.context_tokens, end, rng)
+        self._intake = Intake(native.facts.n_vocab, self.context_tokens, native.end_tokens, rng)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._by_name: dict[str, Request] = {}
@@ -136,6 +131,10 @@ class Engine:
         self._died = asyncio.Event()
         self._closing = asyncio.Event()
         self._dead: str | None = None
+        self._lost: str | None = None
+        self._recoveries = 0
+        self._recovery_s = 0.0
+        self._losses_at: deque[float] = deque()
         self._draining = False
 
     # --- requests -------------------------------------------------------------------------------
@@ -208,20 +207,22 @@ class Engine:
         if "\0" in text:
             raise InvalidRequest("the prompt contains a NUL character", param="prompt")
         if len(text) <= TOKENIZE_INLINE_CHARS:
-            return self._model.tokenize(text, add_special=add_special)
-        return await asyncio.to_thread(self._model.tokenize, text, add_special=add_special)
+            return self._native.model.tokenize(text, add_special=add_special)
+        return await asyncio.to_thread(self._native.model.tokenize, text, add_special=add_special)
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for tokens that end a generation."""
         piece = self._pieces.get(token)
         if piece is None:
-            piece = b"" if token in self._end_tokens else self._model.detokenize([token])
+            piece = b"" if token in self._end_tokens else self._native.model.detokenize([token])
             self._pieces[token] = piece
         return piece
 
     def special_text(self, token: int) -> str:
         """How a special token is written in a text; empty for -1, which means no token."""
-        return self._model.detokenize([token]).decode("utf-8", "replace") if token >= 0 else ""
+        return (
+            self._native.model.detokenize([token]).decode("utf-8", "replace") if token >= 0 else ""
+        )
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -279,6 +280,9 @@ class Engine:
             requeued_entries=totals.requeued_rows,
             last_iteration_age_s=None if last is None else self._clock.now() - last,
             draining=self._draining,
+            recoveries=self._recoveries,
+            recovery_s=self._recovery_s,
+            recovering=self._lost,
             dead=self._dead,
         )
 
@@ -296,18 +300,22 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            self._executor.start(self._on_outcome)
+            self._native.executor.start(partial(self._on_outcome, self._native))
             while not self._closing.is_set() and self._dead is None:
                 self._step()
-                await self._wait()
+                if self._lost is None:
+                    await self._wait()
+                else:
+                    await self._recover()
         except Exception as error:
             # A bug of ours must still answer every client.
             log.exception("scheduler_failed")
             self._die(f"the scheduler failed: {type(error).__name__}: {error}")
 
-    def _on_outcome(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._wake.set()
+    def _on_outcome(self, native: Native, outcome: Outcome) -> None:
+        if native is self._native:  # what a lost engine still brings is of no use
+            self._outcomes.append(outcome)
+            self._wake.set()
 
     def _step(self) -> None:
         """Reconcile what has come back, send the next iteration off, then tell the streams."""
@@ -316,8 +324,8 @@ class Engine:
         while self._outcomes:
             outcome = self._outcomes.popleft()
             if outcome.fatal is not None:
-                self._die(outcome.fatal)
-                return
+                self._lost = outcome.fatal
+                break
             now = clock.now()
             del self._submitted_at[outcome.number]
             self._last_iteration_at = now
@@ -325,12 +333,13 @@ class Engine:
             came.append((outcome, reconciled, clock.now() - now))
         began = clock.now()
         ended = scheduler.sweep(began)
-        while scheduler.iterations_under_way < self._executor.depth:
+        executor = self._native.executor
+        while self._lost is None and scheduler.iterations_under_way < executor.depth:
             iteration = scheduler.next_iteration(began)
             if iteration is None:
                 break
             self._submitted_at[iteration.number] = began
-            self._executor.submit(iteration)
+            executor.submit(iteration)
         plan_s = clock.now() - began
         for outcome, reconciled, reconcile_s in came:
             self._publish(reconciled)
@@ -350,7 +359,7 @@ class Engine:
         self._wake.clear()
 
     async def _watch(self) -> None:
-        """Declare the engine dead when a native call takes longer than the watchdog allows."""
+        """Declare the engine lost when a native call takes longer than the watchdog allows."""
         while self._dead is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._watchdog_s / 4, 1.0)):
@@ -358,10 +367,44 @@ class Engine:
                     return
             oldest = min(self._submitted_at.values(), default=None)
             if oldest is not None and self._clock.now() - oldest > self._watchdog_s:
-                self._die(
+                self._lost = (
                     f"a native call has not returned within {self._watchdog_s} s "
                     "(scheduler.watchdog_s)"
                 )
+                self._wake.set()
+
+    async def _recover(self) -> None:
+        """Open the engine again; what ran on the lost one is computed again from its tokens.
+
+        A thread that hangs can't be ended: it and its model are left behind. Engines that are
+        lost again and again are given up.
+        """
+        reason, began = self._lost, self._clock.now()
+        assert reason is not None
+        self._losses_at.append(began)
+        while self._losses_at[0] < began - LOSSES_WINDOW_S:
+            self._losses_at.popleft()
+        if len(self._losses_at) > LOSSES_MAX:
+            self._die(reason)
+            return
+        log.warning("engine_lost", reason=reason, requests=self._scheduler.state.running)
+        lost = self._native
+        self._native = replace(lost)  # so that late outcomes of the lost one are told apart
+        await lost.executor.close(0.0)
+        self._outcomes.clear()
+        self._submitted_at.clear()
+        for request in self._scheduler.engine_lost(began):
+            self._publish_end(request)
+        try:
+            self._native = await asyncio.to_thread(reopen_native, self._config, lost)
+        except StartupError as error:
+            self._die(f"{reason}; it could not be opened again: {error}")
+            return
+        self._native.executor.start(partial(self._on_outcome, self._native))
+        self._lost = None
+        self._recoveries += 1
+        self._recovery_s += self._clock.now() - began
+        log.info("engine_recovered", seconds=round(self._clock.now() - began, 3))
 
     def _die(self, reason: str) -> None:
         if self._dead is not None:

@@ -20,14 +20,19 @@ from skippy_sched.scheduler.state import Limits
 
 #: With 64 query rows of one sequence llama.cpp's flash attention takes another kernel.
 DETERMINISTIC_CHUNK_TOKENS = 63
+#: Cells of a model that is only opened for its vocabulary.
+TEXT_CELLS = 32
 #: llama.cpp's bound on sequence ids.
 LLAMA_SEQUENCES_MAX = 256
 #: Saved prefixes; finding a victim looks at all of them.
 PREFIX_ENTRIES_MAX = 64
 
 
-def open_model(config: Config) -> Model:
-    """Raises StartupError with one line that says what is wrong and what to do."""
+def open_model(config: Config, *, for_text: bool = False) -> Model:
+    """Raises StartupError with one line that says what is wrong and what to do.
+
+    ``for_text``: only to tokenize and detokenize, so with as small a KV cache as there is.
+    """
     engine = config.engine
     if config.model.path is None:
         raise StartupError("no model: set model.path to a GGUF file")
@@ -44,8 +49,8 @@ def open_model(config: Config) -> Model:
             library,
             path,
             ModelOptions(
-                ctx_size=_lane_cells(engine),
-                lanes=engine.lanes,
+                ctx_size=TEXT_CELLS if for_text else _lane_cells(engine),
+                lanes=1 if for_text else engine.lanes,
                 n_batch=engine.batch_tokens,
                 n_ubatch=min(engine.microbatch_tokens, engine.batch_tokens),
                 n_threads=1 if engine.deterministic else engine.threads or 0,

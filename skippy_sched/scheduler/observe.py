@@ -84,6 +84,9 @@ class Statistics:
     requeued_entries: int
     last_iteration_age_s: float | None
     draining: bool
+    recoveries: int
+    recovery_s: float
+    recovering: str | None
     dead: str | None
 
     @property

@@ -47,15 +47,15 @@ class Worker:
         await asyncio.to_thread(self._closed.wait, timeout_s)
 
     def _work(self) -> None:
-        while (iteration := self._orders.get()) is not None:
-            try:
-                outcome = self._runner.execute(iteration)
-            except BaseException as error:
-                # Whatever it was, the clients must hear of it; the thread ends here.
-                reason = f"the worker thread died: {type(error).__name__}: {error}"
-                self._deliver(Outcome(iteration.number, fatal=reason))
-                return
-            self._deliver(outcome)
+        number = 0
+        try:
+            while (iteration := self._orders.get()) is not None:
+                number = iteration.number
+                self._deliver(self._runner.execute(iteration))
+        except BaseException as error:
+            # Whatever it was, the clients must hear of it; the thread ends here.
+            reason = f"the worker thread died: {type(error).__name__}: {error}"
+            self._deliver(Outcome(number, fatal=reason))
         self._runner.close()
         self._closed.set()
 

@@ -12,7 +12,6 @@ from skippy_sched.config import Config
 from skippy_sched.errors import (
     ContextLengthExceeded,
     Draining,
-    EngineDead,
     EngineFailure,
     InvalidRequest,
     QueueFull,
@@ -22,7 +21,7 @@ from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import RequestParams
 
-from .conftest import Answer, answer, assert_books_balance
+from .conftest import answer, assert_books_balance
 
 MakeConfig = Callable[..., Config]
 PROMPTS = [f"prompt number {n}, " + "long " * (n % 5) for n in range(8)]
@@ -279,25 +278,6 @@ async def test_faults_at_every_call_kind_end_every_request_once(sim_config: Make
         engine.check_invariants()
         stats = engine.statistics()
         assert stats.accepted == 32 == stats.finished + stats.failed
-
-
-async def test_a_hanging_native_call_ends_every_request(sim_config: MakeConfig) -> None:
-    config = sim_config(
-        {"fault": "call=iteration nth=3 effect=hang"}, scheduler={"watchdog_s": 0.2}
-    )
-    engine_reason: list[str] = []
-
-    async def run() -> list[Answer]:
-        async with Engine.open(config) as engine:
-            got = await asyncio.gather(*(answer(engine, [n + 1], of_length(9)) for n in range(8)))
-            engine_reason.append(await engine.died())
-            with pytest.raises(EngineDead):
-                await engine.submit([1])
-            return list(got)
-
-    got = await run()
-    assert all(isinstance(a.error, EngineDead) for a in got)
-    assert "watchdog" in engine_reason[0]
 
 
 async def test_a_model_that_cannot_be_opened_says_so_in_one_line(sim_config: MakeConfig) -> None:

@@ -18,7 +18,6 @@ from skippy_sched.scheduler.iteration import OpenSession
 from skippy_sched.scheduler.request import Request, RequestParams, Status
 from skippy_sched.scheduler.runner import ModelRunner
 from skippy_sched.scheduler.state import Limits
-
 from tests.conftest import SimModel
 
 LANES = 8
