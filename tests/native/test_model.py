@@ -31,7 +31,7 @@ def test_facts_say_what_the_library_knows(sim: Engine, sim_model: SimModel) -> N
 def test_options_with_unknown_names_are_refused_with_the_known_ones(sim: Engine) -> None:
     for field, known in [("cache_type_k", "q8_0"), ("flash_attn", "auto"), ("split_mode", "row")]:
         with pytest.raises(HostCheckError, match=rf"{field} is 'x', but must be one of .*{known}"):
-            sim.open(**{field: "x"})
+            sim.open(None, **{field: "x"})
 
 
 def test_bindings_must_match_identities(sim: Engine) -> None:
