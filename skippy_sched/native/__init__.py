@@ -11,7 +11,12 @@ from .activation import (
     ActivationFrame,
     ActivationPartDesc,
 )
-from .batch import IterationBatch, decode_step_frame_batch_sampled, iteration_batch_sampled
+from .batch import (
+    DecodeRows,
+    IterationBatch,
+    decode_step_frame_batch_sampled,
+    iteration_batch_sampled,
+)
 from .cdef import ABI
 from .errors import (
     BufferTooSmall,
@@ -68,6 +73,7 @@ __all__ = [
     "CountOverflow",
     "DecodeFrameBatchEntry",
     "DecodeFrameBatchOutput",
+    "DecodeRows",
     "Device",
     "DeviceType",
     "GenerationSignalWindow",

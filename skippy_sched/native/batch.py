@@ -7,7 +7,7 @@ sessions of a call or for none. Does not choose entries: that is the planner's.
 from __future__ import annotations
 
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -33,9 +33,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .library import Library
+    from .sampling import SamplingConfig
     from .session import StageSession
 
 _ROWS = 64  # rows to start with; the arrays grow to the largest batch seen
+
+
+class DecodeRows:
+    """Rows that stay the same from one iteration to the next but for their tokens: one token of
+    each session at its position, sampled. Make another one when a session comes or goes."""
+
+    def __init__(
+        self, sessions: Sequence[StageSession], sampling: Sequence[SamplingConfig | None]
+    ) -> None:
+        self.sessions = sessions
+        self.sampling = sampling
+
+    def __len__(self) -> int:
+        return len(self.sessions)
 
 
 class IterationBatch:
@@ -68,10 +83,12 @@ class IterationBatch:
         self._raw_predicted = ffi.from_buffer("int32_t[]", self._predicted)
         self._offsets_of_one = np.arange(rows, dtype=np.int64)
         self._has_positions = False
+        self._written: DecodeRows | None = None
 
     def _reserve_tokens(self, tokens: int) -> None:
         self._tokens = np.zeros(tokens, dtype=np.int32)
         self._tokens_address = array_address(self._tokens)
+        self._written = None
 
     def run(self, entries: Sequence[IterationEntry]) -> IterationBatchOutput:
         """Run an iteration: one native call, or one per entry where a batch is not possible.
@@ -88,11 +105,7 @@ class IterationBatch:
         has_inputs = inputs.count(None) != rows
         if True in alone or (has_inputs and any(map(frame_has_optional_parts, inputs))):
             return iteration_one_at_a_time(entries)
-        if rows > self._rows:
-            self._reserve_rows(max(rows, 2 * self._rows))
-        addresses = [session.address for session in sessions]
-        if 0 in addresses:
-            _refuse_closed(sessions)
+        addresses = self._begin(rows, sessions)
         column = self._column
         column["session"][:rows] = addresses
         column["sampling"][:rows] = _sampling_addresses(entries)
@@ -103,12 +116,89 @@ class IterationBatch:
         counts = [session.token_count for session in sessions]
         added(max(counts), max(lengths))  # no sum can be larger
         updated = list(map(add, counts, lengths))
-        self._execute(rows, lengths, sessions[0].model.output_boundary)
+        boundary = sessions[0].model.output_boundary
+        per_token = 0 if boundary is None else boundary.bytes_per_token
+        self._execute(rows, np.array(lengths) * per_token if per_token else None)
         del positions, frames  # the native call read them through bare addresses
         samples = self._samples(rows)
         for session, count in zip(sessions, updated, strict=True):
             session.token_count = count
         return IterationBatchOutput(self._outputs.frames(rows), samples)
+
+    def run_with_decodes(
+        self, decodes: DecodeRows, tokens: Sequence[int], entries: Sequence[IterationEntry]
+    ) -> list[int]:
+        """Run kept rows with these tokens, and more entries behind them, as one native call on a
+        stage that samples; the sampled token of every row, -1 where there is none.
+
+        As long as the same rows come again only their tokens are written. The entries have no
+        positions and no frames. Raises as `run`.
+        """
+        kept, rows = len(decodes), len(decodes) + len(entries)
+        if not rows:
+            return []
+        sessions = [*decodes.sessions, *(entry.session for entry in entries)]
+        lengths = [len(entry.token_ids) for entry in entries]
+        counts = [session.token_count + 1 for session in decodes.sessions]
+        counts += [
+            added(entry.session.token_count, length)
+            for entry, length in zip(entries, lengths, strict=True)
+        ]
+        added(max(counts), 0)
+        total = kept + sum(lengths)
+        if total > len(self._tokens):
+            self._reserve_tokens(max(total, 2 * len(self._tokens)))
+        if rows > self._rows or self._written is not decodes:
+            self._write_decodes(decodes, rows)
+        try:
+            self._tokens[:kept] = tokens
+            end = kept
+            for row, (entry, length) in enumerate(zip(entries, lengths, strict=True), kept):
+                self._tokens[end : end + length] = entry.token_ids
+                self._write_entry(row, entry, end, length)
+                end += length
+        except (OverflowError, TypeError, ValueError) as error:
+            raise HostCheckError(f"token_ids must be 32-bit integers: {error}") from None
+        self._execute(rows, None)
+        samples = self._aligned_samples(rows)
+        for session, count in zip(sessions, counts, strict=True):
+            session.token_count = count
+        return samples
+
+    def _write_decodes(self, decodes: DecodeRows, rows: int) -> None:
+        addresses = self._begin(rows, decodes.sessions)
+        kept, column = len(decodes), self._column
+        column["session"][:kept] = addresses
+        column["sampling"][:kept] = [0 if s is None else s.address for s in decodes.sampling]
+        column["sample_last"][:kept] = True
+        column["token_count"][:kept] = 1
+        offsets = self._offsets_of_one[:kept] * self._tokens.itemsize
+        column["token_ids"][:kept] = offsets + self._tokens_address
+        for name in ("positions", "position_count", "input_desc", "input_payload"):
+            column[name][:] = 0
+        self._has_positions = False
+        self._written = decodes
+
+    def _write_entry(self, row: int, entry: IterationEntry, start: int, length: int) -> None:
+        assert entry.input is None and not len(entry.positions)
+        if not entry.session.address:
+            raise ClosedError(f"request {row}: its session is closed")
+        column = self._column
+        column["session"][row] = entry.session.address
+        column["sampling"][row] = 0 if entry.sampling is None else entry.sampling.address
+        column["sample_last"][row] = entry.sample_last
+        column["token_count"][row] = length
+        column["token_ids"][row] = start * self._tokens.itemsize + self._tokens_address
+
+    def _begin(self, rows: int, sessions: Sequence[StageSession]) -> list[int]:
+        """Room for so many rows, all to be written anew; the sessions' addresses."""
+        if rows > self._rows:
+            self._reserve_rows(max(rows, 2 * self._rows))
+        self._written = None
+        addresses = [session.address for session in sessions]
+        if 0 in addresses:
+            _refuse_closed(sessions)
+        return addresses
 
     def _write_tokens(self, token_ids: list[Any]) -> list[int]:
         """Put all token ids into one array and point the rows at it; their lengths."""
@@ -181,9 +271,7 @@ class IterationBatch:
         self._column["input_payload"][:rows] = payloads
         return kept
 
-    def _execute(self, rows: int, lengths: list[int], boundary: Any) -> None:
-        per_token = 0 if boundary is None else boundary.bytes_per_token
-        capacities = np.array(lengths, dtype=np.int64) * per_token if per_token else None
+    def _execute(self, rows: int, capacities: np.ndarray[Any, Any] | None) -> None:
         self._count[0] = 0
         self._outputs.execute(
             "skippy_iteration_batch_sampled",
@@ -210,6 +298,16 @@ class IterationBatch:
         return collect_iteration_samples(
             rows, count, self._indexes[: min(count, rows)].tolist(), self._predicted[:rows].tolist()
         )
+
+
+    def _aligned_samples(self, rows: int) -> list[int]:
+        """A token per row. Raises NativeAnswerError for samples that fit no row."""
+        if self._count[0] == rows and (self._indexes[:rows] == self._offsets_of_one[:rows]).all():
+            return cast("list[int]", self._predicted[:rows].tolist())
+        aligned = [-1] * rows
+        for index, token in self._samples(rows):
+            aligned[index] = token
+        return aligned
 
 
 def _sampling_addresses(

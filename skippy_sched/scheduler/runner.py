@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippy_sched.native import (
+    DecodeRows,
     IterationEntry,
     Model,
     NativeAnswerError,
@@ -62,8 +63,10 @@ class ModelRunner:
         self._sessions: dict[int, list[StageSession]] = {}
         self._sampling: dict[int, SamplingConfig] = {}
         self._swapped: dict[int, list[Any]] = {}
-        #: kept from iteration to iteration: of a decoding request only the token changes
-        self._decode_rows: dict[int, Row] = {}
+        #: a whole model's rows of decoding requests, kept while the same ones decode
+        self._decode_keys: Sequence[int] | None = None
+        self._decodes = DecodeRows((), ())
+        self._is_whole = len(stages) == 1 and stages[0].terminal_stage
         self._vocabulary = stages[-1].facts.n_vocab
 
     def execute(self, iteration: Iteration) -> Outcome:
@@ -72,13 +75,14 @@ class ModelRunner:
         began = self._clock()
         for command in iteration.commands:
             self._command(command, outcome)
-        rows = self._rows(iteration, outcome)
-        samples: dict[int, int] = {}
-        if rows:
-            self._run(rows, samples, outcome)
-        take = samples.get
-        outcome.decode_samples = [take(key, NO_SAMPLE) for key in iteration.decode_keys]
-        outcome.chunk_samples = [take(chunk.key, NO_SAMPLE) for chunk in iteration.chunks]
+        if self._is_whole and not outcome.faults:
+            self._run_whole(iteration, outcome)
+        else:
+            rows = self._rows(iteration, outcome)
+            samples: dict[int, int] = {}
+            if rows:
+                self._run(rows, samples, outcome)
+            self._answer(iteration, samples, outcome)
         outcome.native_s = self._clock() - began
         return outcome
 
@@ -130,6 +134,7 @@ class ModelRunner:
 
     def _open(self, command: OpenSession, outcome: Outcome) -> None:
         key = command.key
+        self._decode_keys = None
         self._sampling[key] = command.sampling
         sessions = self._sessions[key] = []
         sessions.extend(stage.create_session() for stage in self.stages)
@@ -160,7 +165,7 @@ class ModelRunner:
             self._close(key)
 
     def _close(self, key: int) -> None:
-        self._decode_rows.pop(key, None)
+        self._decode_keys = None
         for session in self._sessions.pop(key, ()):
             session.close()
 
@@ -177,24 +182,64 @@ class ModelRunner:
 
     # --- the batch ------------------------------------------------------------------------------
 
+    def _run_whole(self, iteration: Iteration, outcome: Outcome) -> None:
+        """One call on a model that samples, with no object per decoding request."""
+        keys, chunks = iteration.decode_keys, iteration.chunks
+        if keys != self._decode_keys:
+            sessions, sampling = self._sessions, self._sampling
+            self._decodes = DecodeRows(
+                [sessions[key][0] for key in keys], [sampling[key] for key in keys]
+            )
+            self._decode_keys = keys
+        entries = [
+            self._row(chunk.key, chunk.tokens, chunk.sample_last, Phase.PREFILL).entries[0]
+            for chunk in chunks
+        ]
+        if not keys and not entries:
+            return
+        outcome.native_calls += 1
+        batch = self.stages[0].batch
+        try:
+            tokens = batch.run_with_decodes(self._decodes, iteration.decode_tokens, entries)
+        except SkippyNativeError as error:
+            samples: dict[int, int] = {}
+            self._halve(self._rows(iteration, outcome), error, samples, outcome)
+            self._answer(iteration, samples, outcome)
+            return
+        outcome.decode_samples, outcome.chunk_samples = tokens[: len(keys)], tokens[len(keys) :]
+        if not self._is_sound(tokens, entries):
+            self._collect(self._rows(iteration, outcome), list(enumerate(tokens)), {}, outcome)
+
+    def _is_sound(self, tokens: Sequence[int], entries: Sequence[IterationEntry]) -> bool:
+        """Whether all samples are tokens and all sessions are where they are counted to be."""
+        kept = self._decodes.sessions
+        samples = [
+            *tokens[: len(kept)],
+            *(t for t, e in zip(tokens[len(kept) :], entries, strict=True) if e.sample_last),
+        ]
+        if samples and not (min(samples) >= 0 and max(samples) < self._vocabulary):
+            return False
+        sessions = [*kept, *(entry.session for entry in entries)]
+        position = self.stages[0].lib.skippy_session_position
+        counts = [session.token_count for session in sessions]
+        return list(map(position, [session.raw for session in sessions])) == counts
+
+    def _answer(self, iteration: Iteration, samples: dict[int, int], outcome: Outcome) -> None:
+        take = samples.get
+        outcome.decode_samples = [take(key, NO_SAMPLE) for key in iteration.decode_keys]
+        outcome.chunk_samples = [take(chunk.key, NO_SAMPLE) for chunk in iteration.chunks]
+
     def _rows(self, iteration: Iteration, outcome: Outcome) -> list[Row]:
         """Rows whose command failed are left out; they have their fault already."""
-        faults, kept = outcome.faults, self._decode_rows
-        rows = []
-        for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True):
-            if key in faults:
-                continue
-            row = kept.get(key)
-            if row is None:
-                row = kept[key] = self._row(key, (token,), True, Phase.DECODE)
-            else:
-                for entry in row.entries:
-                    entry.token_ids = (token,)
-            rows.append(row)
+        rows = [
+            self._row(key, (token,), True, Phase.DECODE)
+            for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True)
+            if key not in outcome.faults
+        ]
         rows += [
             self._row(chunk.key, chunk.tokens, chunk.sample_last, Phase.PREFILL)
             for chunk in iteration.chunks
-            if chunk.key not in faults
+            if chunk.key not in outcome.faults
         ]
         return rows
 
