@@ -30,7 +30,8 @@ from skippy_sched.scheduler.loading import (
     make_scheduler,
 )
 from skippy_sched.scheduler.native import Native, open_native, reopen_native
-from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord, Statistics
+from skippy_sched.scheduler.observe import Observer, Statistics, snapshot
+from skippy_sched.scheduler.publisher import Publisher
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
 from skippy_sched.scheduler.stream import Stream
@@ -118,16 +119,12 @@ class Engine:
         self._end_tokens = native.end_tokens
         self._clock = clock
         self._intake = Intake(native.facts.n_vocab, self.context_tokens, native.end_tokens, rng)
-        self._observer = observer
-        self._streams: dict[int, Stream] = {}
-        self._by_name: dict[str, Request] = {}
+        self._publisher = Publisher(self._scheduler, clock, observer)
         self._pieces: dict[int, bytes] = {}
         self._outcomes: deque[Outcome] = deque()
         self._submitted_at: dict[int, float] = {}
         self._last_iteration_at: float | None = None
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._died = asyncio.Event()
         self._closing = asyncio.Event()
         self._dead: str | None = None
@@ -172,20 +169,18 @@ class Engine:
         self._scheduler.check_room(len(prompt) if not isinstance(prompt, str) else 0)
         tokens = await self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_open()
-        if request_id is not None and request_id in self._by_name:
+        if request_id is not None and self._publisher.find(request_id) is not None:
             raise InvalidRequest(f"request id {request_id!r} belongs to a request that still runs")
         request = self._intake.request(tokens, params, request_id, self._clock.now())
         self._scheduler.submit(request)
         stream = Stream(self, request, TextAssembler(self.piece, params.stop))
-        self._streams[request.key] = stream
-        self._by_name[request.name] = request
-        self._idle.clear()
+        self._publisher.add(stream)
         self._wake.set()
         return stream
 
     def cancel(self, request_id: str) -> bool:
         """Cancel by id; False when no such request is live."""
-        request = self._by_name.get(request_id)
+        request = self._publisher.find(request_id)
         if request is None:
             return False
         self.cancel_request(request)
@@ -234,7 +229,7 @@ class Engine:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self._publisher.idle.wait()
         return self._fail_all(
             Draining("the server shut down before this request was finished", retry_after_s=1)
         )
@@ -246,38 +241,10 @@ class Engine:
         return self._dead
 
     def statistics(self) -> Statistics:
-        state = self._scheduler.state
-        totals = state.totals
-        live = [*state.decoding.values(), *state.prefilling.values()]
         last = self._last_iteration_at
-        return Statistics(
-            waiting=len(state.waiting),
-            waiting_tokens=state.waiting.tokens,
-            prefilling=len(state.prefilling),
-            decoding=len(state.decoding),
-            lanes=state.limits.lanes,
-            lanes_free=state.lanes_free,
-            kv_tokens=state.kv_tokens,
+        return snapshot(
+            self._scheduler.state,
             kv_tokens_max=self.facts.pool_cells,
-            accepted=totals.accepted,
-            finished=totals.finished,
-            cancelled=totals.cancelled,
-            failed=totals.failed,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            generated_tokens=totals.generated_tokens + sum(r.completion_tokens for r in live),
-            recomputed_tokens=totals.recomputed_tokens,
-            prefixes=len(state.cache),
-            prefix_tokens=state.cache.tokens,
-            preemptions=totals.preemptions,
-            swaps=totals.swaps,
-            iterations=totals.iterations,
-            decode_iterations=totals.decode_iterations,
-            decode_sequences=totals.decode_rows,
-            prefill_tokens=totals.prefill_tokens,
-            native_calls=totals.native_calls,
-            partial_batches=totals.partial_batches,
-            requeued_entries=totals.requeued_rows,
             last_iteration_age_s=None if last is None else self._clock.now() - last,
             draining=self._draining,
             recoveries=self._recoveries,
@@ -342,11 +309,13 @@ class Engine:
             executor.submit(iteration)
         plan_s = clock.now() - began
         for outcome, reconciled, reconcile_s in came:
-            self._publish(reconciled)
+            self._publisher.publish(reconciled)
             scheduler.learn(outcome, reconciled)
-            self._observe(outcome, reconciled, plan_s, reconcile_s)
+            self._publisher.observe(outcome, reconciled, plan_s, reconcile_s)
         for request in ended:
-            self._publish_end(request)
+            self._publisher.end(request)
+        if scheduler.state.commands and scheduler.iterations_under_way < executor.depth:
+            self._wake.set()  # a stop string has just freed a lane
 
     async def _wait(self) -> None:
         deadline = self._scheduler.next_deadline_at
@@ -394,7 +363,7 @@ class Engine:
         self._outcomes.clear()
         self._submitted_at.clear()
         for request in self._scheduler.engine_lost(began):
-            self._publish_end(request)
+            self._publisher.end(request)
         try:
             self._native = await asyncio.to_thread(reopen_native, self._config, lost)
         except StartupError as error:
@@ -424,84 +393,7 @@ class Engine:
         cut = 0
         for request in self._scheduler.live_requests():
             if self._scheduler.fail(request, error, self._clock.now()):
-                self._publish_end(request)
+                self._publisher.end(request)
                 cut += 1
         self._wake.set()
         return cut
-
-    # --- what streams and observers are told ----------------------------------------------------
-
-    def _publish(self, reconciled: Reconciled) -> None:
-        """Hand the tokens of one outcome to their streams; runs while the next iteration does."""
-        for request, token in reconciled.tokens:
-            stream = self._streams.get(request.key)
-            if stream is None:
-                continue
-            text = stream.assembler.push(token)
-            self._apply_stop(request, stream)
-            if request.status.is_final:
-                self._publish_end(request, (token,), text)
-            else:
-                request.paused = not stream.push(Event((token,), text))
-        for request in reconciled.ended:
-            self._publish_end(request)
-
-    def _apply_stop(self, request: Request, stream: Stream) -> None:
-        stop = stream.assembler.stopped_by
-        if stop is not None:
-            self._scheduler.stop(request, stop, self._clock.now())
-
-    def _publish_end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
-        """Give the terminal answer, once, and forget the request."""
-        stream = self._streams.pop(request.key, None)
-        if stream is None:
-            return
-        del self._by_name[request.name]
-        if request.error is not None:
-            stream.fail(request.error)
-        else:
-            text += stream.assembler.flush()
-            self._apply_stop(request, stream)
-            stream.push(
-                Event(tokens, text, request.finish_reason, request.stop_reason, request.usage)
-            )
-        if not self._streams:
-            self._idle.set()
-        self._wake.set()
-        if self._observer is not None:
-            self._observer.on_request_end(_receipt(request))
-
-    def _observe(
-        self, outcome: Outcome, reconciled: Reconciled, plan_s: float, reconcile_s: float
-    ) -> None:
-        if self._observer is None:
-            return
-        self._observer.on_iteration(
-            IterationRecord(
-                outcome.number,
-                reconciled.prefill_tokens,
-                len(outcome.chunk_samples),
-                len(outcome.decode_samples),
-                outcome.native_s,
-                plan_s,
-                reconcile_s,
-                reconciled.gaps_s,
-            )
-        )
-
-
-def _receipt(request: Request) -> RequestRecord:
-    assert request.finished_at is not None
-    return RequestRecord(
-        request_id=request.name,
-        tenant=request.params.tenant,
-        outcome=request.status.value,
-        finish_reason=request.finish_reason,
-        error=request.error,
-        usage=request.usage,
-        seed=request.sampling.seed if request.sampling.enabled else None,
-        arrived_at=request.arrived_at,
-        planned_at=request.planned_at,
-        first_token_at=request.first_token_at,
-        finished_at=request.finished_at,
-    )

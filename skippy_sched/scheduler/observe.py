@@ -10,6 +10,7 @@ from typing import Protocol
 
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.request import FinishReason, Usage
+from skippy_sched.scheduler.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +93,54 @@ class Statistics:
     @property
     def running(self) -> int:
         return self.prefilling + self.decoding
+
+
+def snapshot(
+    state: State,
+    *,
+    kv_tokens_max: int,
+    last_iteration_age_s: float | None,
+    draining: bool,
+    recoveries: int,
+    recovery_s: float,
+    recovering: str | None,
+    dead: str | None,
+) -> Statistics:
+    """Read the state as it is; costs as much as there are running requests."""
+    totals = state.totals
+    live = [*state.decoding.values(), *state.prefilling.values()]
+    return Statistics(
+        waiting=len(state.waiting),
+        waiting_tokens=state.waiting.tokens,
+        prefilling=len(state.prefilling),
+        decoding=len(state.decoding),
+        lanes=state.limits.lanes,
+        lanes_free=state.lanes_free,
+        kv_tokens=state.kv_tokens,
+        kv_tokens_max=kv_tokens_max,
+        accepted=totals.accepted,
+        finished=totals.finished,
+        cancelled=totals.cancelled,
+        failed=totals.failed,
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        generated_tokens=totals.generated_tokens + sum(r.completion_tokens for r in live),
+        recomputed_tokens=totals.recomputed_tokens,
+        prefixes=len(state.cache),
+        prefix_tokens=state.cache.tokens,
+        preemptions=totals.preemptions,
+        swaps=totals.swaps,
+        iterations=totals.iterations,
+        decode_iterations=totals.decode_iterations,
+        decode_sequences=totals.decode_rows,
+        prefill_tokens=totals.prefill_tokens,
+        native_calls=totals.native_calls,
+        partial_batches=totals.partial_batches,
+        requeued_entries=totals.requeued_rows,
+        last_iteration_age_s=last_iteration_age_s,
+        draining=draining,
+        recoveries=recoveries,
+        recovery_s=recovery_s,
+        recovering=recovering,
+        dead=dead,
+    )

@@ -1,0 +1,112 @@
+"""Gives the tokens of an outcome to their streams, and each request its one terminal answer.
+
+Runs while the next iteration does. Knows streams, text and the observer; nothing of planning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from skippy_sched.clock import Clock
+from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.iteration import Outcome
+from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord
+from skippy_sched.scheduler.reconcile import Reconciled
+from skippy_sched.scheduler.request import Event, Request
+from skippy_sched.scheduler.stream import Stream
+
+
+class Publisher:
+    """The streams of the live requests; ``idle`` is set while there are none."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, observer: Observer | None) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._observer = observer
+        self._streams: dict[int, Stream] = {}
+        self._by_name: dict[str, Request] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def add(self, stream: Stream) -> None:
+        self._streams[stream.request.key] = stream
+        self._by_name[stream.request.name] = stream.request
+        self.idle.clear()
+
+    def find(self, name: str) -> Request | None:
+        """The live request of that name."""
+        return self._by_name.get(name)
+
+    def publish(self, reconciled: Reconciled) -> None:
+        """Hand the tokens of one outcome to their streams."""
+        for request, token in reconciled.tokens:
+            stream = self._streams.get(request.key)
+            if stream is None:
+                continue
+            text = stream.assembler.push(token)
+            self._apply_stop(request, stream)
+            if request.status.is_final:
+                self.end(request, (token,), text)
+            else:
+                request.paused = not stream.push(Event((token,), text))
+        for request in reconciled.ended:
+            self.end(request)
+
+    def _apply_stop(self, request: Request, stream: Stream) -> None:
+        stop = stream.assembler.stopped_by
+        if stop is not None:
+            self._scheduler.stop(request, stop, self._clock.now())
+
+    def end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
+        """Give the terminal answer, once, and forget the request."""
+        stream = self._streams.pop(request.key, None)
+        if stream is None:
+            return
+        del self._by_name[request.name]
+        if request.error is not None:
+            stream.fail(request.error)
+        else:
+            text += stream.assembler.flush()
+            self._apply_stop(request, stream)
+            stream.push(
+                Event(tokens, text, request.finish_reason, request.stop_reason, request.usage)
+            )
+        if not self._streams:
+            self.idle.set()
+        if self._observer is not None:
+            self._observer.on_request_end(_receipt(request))
+
+    def observe(
+        self, outcome: Outcome, reconciled: Reconciled, plan_s: float, reconcile_s: float
+    ) -> None:
+        if self._observer is None:
+            return
+        self._observer.on_iteration(
+            IterationRecord(
+                outcome.number,
+                reconciled.prefill_tokens,
+                len(outcome.chunk_samples),
+                len(outcome.decode_samples),
+                outcome.native_s,
+                plan_s,
+                reconcile_s,
+                reconciled.gaps_s,
+            )
+        )
+
+
+def _receipt(request: Request) -> RequestRecord:
+    assert request.finished_at is not None
+    return RequestRecord(
+        request_id=request.name,
+        tenant=request.params.tenant,
+        outcome=request.status.value,
+        finish_reason=request.finish_reason,
+        error=request.error,
+        usage=request.usage,
+        seed=request.sampling.seed if request.sampling.enabled else None,
+        arrived_at=request.arrived_at,
+        planned_at=request.planned_at,
+        first_token_at=request.first_token_at,
+        finished_at=request.finished_at,
+    )
