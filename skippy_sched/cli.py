@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from skippy_sched.errors import SkippySchedError
 from skippy_sched.simulate import commands as simulate
+from skippy_sched.split import command as split
 
 if TYPE_CHECKING:
     from skippy_sched.config import Config
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--chat", action="store_true", help="as a chat message (the default)")
     form.add_argument("--raw", action="store_true", help="continue the text, without a template")
     generate.set_defaults(run=_generate)
+    split.add_parser(commands)
     simulate.add_parsers(commands)
     return parser
 

@@ -2,6 +2,7 @@
 
 SkippySchedError
 ├── ConfigError              the TOML file, an environment variable or a flag is wrong
+├── SplitError               a model cannot be split, or a split one not be read
 ├── StartupError             the native library or the model cannot be had
 │   └── AddressUnavailable   the daemon cannot listen where it should
 └── RequestError             one request ends without a result
@@ -34,6 +35,12 @@ class ConfigError(SkippySchedError):
     """Configuration was refused; the message has one line per problem."""
 
     exit_code = 78
+
+
+class SplitError(SkippySchedError):
+    """A model cannot be split with exact results, or what a split has left is not whole."""
+
+    exit_code = 65
 
 
 class StartupError(SkippySchedError):
