@@ -76,9 +76,7 @@ class Stopwatch:
 
     def figure(self, setup: str, running: int, waiting: int) -> Figure:
         cpu = self.cpu_us
-        return Figure(
-            setup, running, waiting, min(cpu), statistics.median(cpu), min(self.wall_us)
-        )
+        return Figure(setup, running, waiting, min(cpu), statistics.median(cpu), min(self.wall_us))
 
 
 def config(path: Path, running: int, waiting: int) -> Config:
@@ -171,8 +169,9 @@ async def consumed(engine: Engine, streams: int) -> AsyncIterator[None]:
     """So many requests, each with a task that reads it."""
 
     async def read() -> None:
-        async for _ in engine.generate(PROMPT, params()):
-            pass
+        async with await engine.submit(PROMPT, params()) as stream:
+            async for _ in stream:
+                pass
 
     async with asyncio.TaskGroup() as tasks:
         started = [tasks.create_task(read()) for _ in range(streams)]

@@ -180,7 +180,8 @@ class IterationBatch:
         self._written = decodes
 
     def _write_entry(self, row: int, entry: IterationEntry, start: int, length: int) -> None:
-        assert entry.input is None and not len(entry.positions)
+        assert entry.input is None
+        assert not len(entry.positions)
         if not entry.session.address:
             raise ClosedError(f"request {row}: its session is closed")
         column = self._column
@@ -298,7 +299,6 @@ class IterationBatch:
         return collect_iteration_samples(
             rows, count, self._indexes[: min(count, rows)].tolist(), self._predicted[:rows].tolist()
         )
-
 
     def _aligned_samples(self, rows: int) -> list[int]:
         """A token per row. Raises NativeAnswerError for samples that fit no row."""

@@ -5,12 +5,15 @@ Knows file names, the ABI version, symbols, features and devices. Does not know 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .cdef import ABI, FEATURES, OPTIONAL_SYMBOLS, REQUIRED_SYMBOLS, ffi
 from .errors import ErrorSlot, LibraryError
@@ -146,6 +149,18 @@ class Library:
         return tuple(
             FEATURES.get(bit, f"BIT_{bit}") for bit in range(64) if self.features >> bit & 1
         )
+
+    @cached_property
+    def session_position(self) -> Callable[[int], int]:
+        """The native position by a session's address.
+
+        Keeps the GIL, unlike calls through `lib`: to give it up for a getter, row by row, lets
+        another thread take it each time, and getting it back may take milliseconds.
+        """
+        function = ctypes.PyDLL(str(self.path.absolute())).skippy_session_position
+        function.argtypes = (ctypes.c_void_p,)
+        function.restype = ctypes.c_int32
+        return cast("Callable[[int], int]", function)
 
     def error_slot(self) -> ErrorSlot:
         """A fresh slot for the error object of native calls."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from skippy_sched.errors import RequestError
 from skippy_sched.native.sampling import SamplingConfig
@@ -47,8 +47,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What one iteration brought to one stream; the last one carries the finish and the usage.
 
     ``text`` may be empty while a character or a possible stop string is still incomplete, and may
@@ -72,9 +71,9 @@ class Status(Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
-    @property
-    def is_final(self) -> bool:
-        return self in (Status.FINISHED, Status.CANCELLED, Status.FAILED)
+    def __init__(self, value: str) -> None:
+        # Not a property: it is asked for every token.
+        self.is_final = value in ("finished", "cancelled", "failed")
 
 
 class Request:

@@ -220,9 +220,9 @@ class ModelRunner:
         if samples and not (min(samples) >= 0 and max(samples) < self._vocabulary):
             return False
         sessions = [*kept, *(entry.session for entry in entries)]
-        position = self.stages[0].lib.skippy_session_position
+        position = self.stages[0].library.session_position
         counts = [session.token_count for session in sessions]
-        return list(map(position, [session.raw for session in sessions])) == counts
+        return list(map(position, [session.address for session in sessions])) == counts
 
     def _answer(self, iteration: Iteration, samples: dict[int, int], outcome: Outcome) -> None:
         take = samples.get

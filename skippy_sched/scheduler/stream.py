@@ -25,12 +25,22 @@ class Stream:
     with``) so that the request is cancelled and its lane freed.
     """
 
-    __slots__ = ("_ended", "_engine", "_error", "_events", "_waiter", "assembler", "request")
+    __slots__ = (
+        "_buffer_tokens",
+        "_ended",
+        "_engine",
+        "_error",
+        "_events",
+        "_waiter",
+        "assembler",
+        "request",
+    )
 
     def __init__(self, engine: Engine, request: Request, assembler: TextAssembler) -> None:
         self.request = request
         self.assembler = assembler
         self._engine = engine
+        self._buffer_tokens = engine.stream_buffer_tokens
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: RequestError | None = None
@@ -64,7 +74,7 @@ class Stream:
             finally:
                 self._waiter = None
         event = self._events.popleft()
-        if self.request.paused and len(self._events) * 2 <= self._engine.stream_buffer_tokens:
+        if self.request.paused and len(self._events) * 2 <= self._buffer_tokens:
             self._engine.resume(self.request)
         return event
 
@@ -90,19 +100,17 @@ class Stream:
         """Hand an event over; False when the buffer is full and the request should pause."""
         if self._ended:
             return True
-        self._events.append(event)
+        events, waiter = self._events, self._waiter
+        events.append(event)
         if event.finish_reason is not None:
             self._ended = True
-        self._wake()
-        return len(self._events) < self._engine.stream_buffer_tokens
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return len(events) < self._buffer_tokens
 
     def fail(self, error: RequestError) -> None:
         if not self._ended:
             self._error = error
             self._ended = True
-            self._wake()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)

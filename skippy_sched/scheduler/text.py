@@ -17,11 +17,12 @@ class TextAssembler:
     is held back too, and nothing at or after a match is ever given out.
     """
 
-    __slots__ = ("_decoder", "_held", "_piece", "_stops", "stopped_by")
+    __slots__ = ("_decoder", "_held", "_is_partial", "_piece", "_stops", "stopped_by")
 
     def __init__(self, piece: Callable[[int], bytes], stops: Iterable[str] = ()) -> None:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_partial = False  # whether the decoder holds bytes back
         self._stops = tuple(stops)
         self._held = ""
         self.stopped_by: str | None = None
@@ -30,7 +31,12 @@ class TextAssembler:
         """The text that this token sets free; empty after a stop string has matched."""
         if self.stopped_by is not None:
             return ""
-        text = self._decoder.decode(self._piece(token))
+        piece = self._piece(token)
+        if not self._is_partial and piece.isascii():
+            text = piece.decode("ascii")
+        else:
+            text = self._decoder.decode(piece)
+            self._is_partial = bool(self._decoder.getstate()[0])
         if not self._stops:
             return text
         text = self._held + text
