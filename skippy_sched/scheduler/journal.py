@@ -108,6 +108,12 @@ class RecordingScheduler(Scheduler):
         self._journal.write({"is": "fail", "key": request.key, "error": str(error), "now": now})
         return done
 
+    def engine_lost(self, now: float) -> list[Request]:
+        failed = super().engine_lost(now)
+        keys = [request.key for request in failed]
+        self._journal.write({"is": "lost", "now": now, "failed": keys})
+        return failed
+
     def next_iteration(self, now: float) -> Iteration | None:
         paused = [request.key for request in self.state.decoding.values() if request.paused]
         iteration = super().next_iteration(now)

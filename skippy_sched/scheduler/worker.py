@@ -44,6 +44,8 @@ class Worker:
         If it does not return in time the thread and the model are left behind.
         """
         self._orders.put(None)
+        if self._thread.ident is None:
+            self._thread.start()  # it has nothing to do but to close
         await asyncio.to_thread(self._closed.wait, timeout_s)
 
     def _work(self) -> None:

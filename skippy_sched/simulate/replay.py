@@ -113,6 +113,12 @@ class Replay:
                 keys = [request.key for request in ended]
                 _compare("requests ended by cancellation or deadline", record["ended"], keys)
                 self._observe(Step(record["now"], ended))
+            case "lost":
+                failed = scheduler.engine_lost(record["now"])
+                keys = [request.key for request in failed]
+                _compare("requests failed with the engine", record["failed"], keys)
+                self._iterations.clear()
+                self._observe(Step(record["now"], failed))
             case "stop" | "fail":
                 self._end(kind, record)
             case "plan":

@@ -87,6 +87,32 @@ async def a_plain_journal(sim_config: MakeConfig, path: Path, requests: int = 12
         await asyncio.gather(*(one(number) for number in range(requests)))
 
 
+async def test_a_run_in_which_the_engine_was_lost_is_decided_again(
+    tmp_path: Path, sim_config: MakeConfig
+) -> None:
+    path = tmp_path / "run"
+    config = sim_config(
+        {"fault": "call=iteration effect=hang token=9 count=0"},
+        scheduler={"journal": str(path), "watchdog_s": 0.5},
+    )
+    params = RequestParams(max_tokens=6, ignore_eos=True)
+
+    async def one(engine: Engine, number: int) -> None:
+        async with await engine.submit([number + 1] * 5, params) as stream:
+            async for _ in stream:
+                pass
+
+    async with Engine.open(config) as engine:
+        results = await asyncio.gather(
+            *(one(engine, number) for number in range(10)), return_exceptions=True
+        )
+        assert sum(isinstance(result, Exception) for result in results) == 1
+    replay = Replay(path)
+    totals = replay.run().state.totals
+    assert replay.counts["lost"] >= 2
+    assert (totals.finished, totals.failed) == (9, 1)
+
+
 async def test_another_decision_is_shown_with_line_and_iteration(
     tmp_path: Path, sim_config: MakeConfig
 ) -> None:
