@@ -33,7 +33,6 @@ def generate(
 
 
 async def _generate(config: Config, prompt: str, is_chat: bool, fields: dict[str, object]) -> int:
-    failure: Exception | None = None
     status = Console(stderr=True).status("loading the model") if sys.stderr.isatty() else None
     if status is not None:
         status.start()
@@ -41,16 +40,10 @@ async def _generate(config: Config, prompt: str, is_chat: bool, fields: dict[str
         async with Engine.open(config) as engine:
             if status is not None:
                 status.stop()
-            try:
-                await _write(config, engine, prompt, is_chat, fields)
-            except Exception as error:
-                # The engine's task group would wrap it.
-                failure = error
+            await _write(config, engine, prompt, is_chat, fields)
     finally:
         if status is not None:
             status.stop()
-    if failure is not None:
-        raise failure
     return 0
 
 

@@ -175,20 +175,11 @@ class Daemon:
             with_model_path, self._config, self._progress, self._stop_loading
         )
         log.info("loading", model=config.model.path, library=config.engine.library)
-        failure: StartupError | None = None
-        code: int = ExitCode.CLEAN
         async with Engine.open(config, observer=Receipts(self._metrics)) as engine:
-            try:
-                self._app.served = serve_model(config, engine)
-            except StartupError as error:
-                failure = error
-            else:
-                self._metrics.watch(engine)
-                self._announce(engine)
-                code = await self._until_end(engine)
-        if failure is not None:
-            raise failure
-        return code
+            self._app.served = serve_model(config, engine)
+            self._metrics.watch(engine)
+            self._announce(engine)
+            return await self._until_end(engine)
 
     def _announce(self, engine: Engine) -> None:
         url = _url(self._listener)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from skippy_sched import clock
 from skippy_sched.config import Config
+from skippy_sched.default_model import MODEL_FILE
 from skippy_sched.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.engine import Engine
@@ -44,8 +45,8 @@ class ServedModel:
 
 
 def model_name(config: Config) -> str:
-    """The name that clients use."""
-    return config.model.name or Path(config.model.path or "default").stem
+    """The name that clients and metrics use, known before the model is there."""
+    return config.model.name or Path(config.model.path or MODEL_FILE).stem
 
 
 def serve_model(config: Config, engine: Engine) -> ServedModel:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from skippy_sched.config import Config
+from skippy_sched.default_model import MODEL_FILE
 from skippy_sched.server.app import App
 from skippy_sched.server.metrics import Histogram, Metrics
+from skippy_sched.server.served_model import model_name
 
 
 async def test_health_and_readiness_of_a_served_model(serving):
@@ -64,6 +66,13 @@ async def test_the_model_is_listed_under_its_name(serving):
         assert listed["object"] == "list"
         assert [card["id"] for card in listed["data"]] == ["sim"]
         assert (await client.get("/v1/models/sim")).json == listed["data"][0]
+
+
+def test_without_a_path_the_model_has_the_default_files_name_in_metrics_too():
+    config = Config()
+    assert model_name(config) == "SmolLM2-135M-Instruct.Q4_1"
+    fetched = config.model.model_copy(update={"path": f"/somewhere/{MODEL_FILE}"})
+    assert model_name(config.model_copy(update={"model": fetched})) == model_name(config)
 
 
 async def test_keys_are_asked_for_where_something_is_to_be_had(serving):
