@@ -39,16 +39,19 @@ class Publisher:
 
     def publish(self, reconciled: Reconciled) -> None:
         """Hand the tokens of one outcome to their streams."""
+        streams = self._streams
+        # Written flat: it runs once per running request and iteration.
         for request, token in reconciled.tokens:
-            stream = self._streams.get(request.key)
+            stream = streams.get(request.key)
             if stream is None:
                 continue
             text = stream.assembler.push(token)
-            self._apply_stop(request, stream)
+            if stream.assembler.stopped_by is not None:
+                self._apply_stop(request, stream)
             if request.status.is_final:
                 self.end(request, (token,), text)
-            else:
-                request.paused = not stream.push(Event((token,), text))
+            elif not stream.push(Event((token,), text)):
+                request.paused = True
         for request in reconciled.ended:
             self.end(request)
 
