@@ -85,8 +85,9 @@ class _Iterations:
             return
         work = reconciled.work
         rows = len(iteration.decode_keys) + len(iteration.chunks)
-        # Commands, such as copying a prefix, are not what the costs are of.
-        if rows and work is not None and not outcome.faults and not iteration.commands:
+        # Commands are not told apart: without the iterations that open sessions, hardly a prompt
+        # would be left to learn from.
+        if rows and work is not None and not outcome.faults:
             tokens = len(iteration.decode_keys) + sum(len(c.tokens) for c in iteration.chunks)
             self.sizes.append((1.0, float(tokens), float(rows), float(work.cached_tokens)))
             self.native_s.append(outcome.native_s)
