@@ -27,6 +27,7 @@ class Wait(Enum):
     PREFIX = "a prefix that another request is computing"
     CONSUMER = "its consumer to read"
     OUTCOME = "its iteration under way"
+    GROUP = "the next of the iterations side by side"
     SUSPECT = "requests that may have taken the engine down, running alone"
     QUEUE = "the requests before it"
 
@@ -34,7 +35,7 @@ class Wait(Enum):
 #: While streams run, an iteration may take this many times what they alone would take.
 STRETCH = 2.0
 #: Gaps below this are faster than anybody reads.
-UNNOTICED_S = 0.1
+UNNOTICED_S = 0.05
 #: Prompts always advance by this many tokens, even if the decodes alone exceed the target.
 PREFILL_TOKENS_MIN = 4
 #: A request preempted that often is left alone while there is anybody else.
@@ -112,6 +113,12 @@ class _Planner:
         pool = state.limits.pool_cells
         self.cells: int | None = None if pool is None else pool - state.kv_tokens
         self.evictable = state.cache.evictable_tokens if pool is not None else 0
+        self.in_flight = 0
+        if state.limits.groups > 1:  # otherwise nothing is under way while a plan is made
+            running = (*state.decoding.values(), *state.prefilling.values())
+            self.in_flight = sum(request.in_flight for request in running)
+        if self.cells is not None:
+            self.cells -= self.in_flight
         self.evict_tokens = 0
         self.left = 0
         self.cached = 0
@@ -179,6 +186,17 @@ class _Planner:
                 self.waits[request.key] = Wait.CONSUMER
             else:
                 self.decodes.append(request)
+        groups = self.state.limits.groups
+        if groups > 1:
+            self.keep_share(-(-len(self.state.decoding) // groups))
+
+    def keep_share(self, rows: int) -> None:
+        """Leave decodes for the iterations beside this one, those that had a token last."""
+        if len(self.decodes) > rows:
+            self.decodes.sort(key=lambda request: request.last_token_at or 0.0)
+            for request in self.decodes[rows:]:
+                self.waits[request.key] = Wait.GROUP
+            del self.decodes[rows:]
 
     def choose_chunks(self) -> None:
         for request in self.state.prefilling.values():
@@ -186,7 +204,7 @@ class _Planner:
                 self.waits[request.key] = Wait.OUTCOME
             elif request.key not in self.preempted:
                 self.give(request, request.computed)
-        stuck = not self.decodes and not self.chunks and self.cells is not None
+        stuck = not (self.decodes or self.chunks or self.in_flight) and self.cells is not None
         while stuck and (victim := self.victim()) is not None:
             # Prompts alone have filled the pool: the latest makes way for the others.
             self.preempt(victim)
@@ -345,22 +363,47 @@ class _Planner:
         return False
 
     def make_lane_for(self, request: Request) -> bool:
-        """Preempt a running request of strictly lower priority; equals never preempt each other."""
+        """Preempt for a request of strictly higher priority, or of a tenant short of its share.
+
+        Equals never preempt each other, and no tenant is pushed below its own share, so that
+        nothing is preempted to and fro.
+        """
         priority = request.params.priority
-        running = [
+        over = self.tenants_over_their_share(request.tenant)
+        started = {chunk.key for chunk in self.chunks}
+        victims = [
             other
             for table in (self.state.decoding, self.state.prefilling)
             for other in table.values()
-            if other.params.priority < priority
-            and not other.in_flight
+            if not other.in_flight
             and other.preemptions < PREEMPTIONS_MAX
             and other.key not in self.preempted
-            and not any(chunk.key == other.key for chunk in self.chunks)
+            and other.key not in started
+            and (
+                other.params.priority < priority
+                or (other.params.priority == priority and other.tenant in over)
+            )
         ]
-        if not running:
+        if not victims:
             return False
-        self.preempt(max(running, key=_dispensable))
+        self.preempt(max(victims, key=_dispensable))
         return True
+
+    def tenants_over_their_share(self, tenant: str) -> set[str]:
+        """Tenants with a lane more than their share, if ``tenant`` has a lane less than its own."""
+        shares = self.state.share.lane_shares(self.state.limits.lanes)
+        if len(shares) < 2:
+            return set()
+        lanes = dict.fromkeys(shares, 0)
+        for request, _ in self.admit:
+            lanes[request.tenant] += 1
+        for table in (self.state.decoding, self.state.prefilling):
+            for request in table.values():
+                if request.key not in self.preempted:
+                    lanes[request.tenant] += 1
+        if lanes[tenant] + 1 > shares[tenant]:
+            return set()
+        return {name for name, held in lanes.items() if held - 1 >= shares[name]}
 
 
 def _pinned(match: Match) -> int:

@@ -3,7 +3,8 @@
 Order of the waiting requests, in three steps:
 
 1. the higher priority class first; a request rises by one class for every ``aging_s`` it waits,
-   so that the highest class is reached in a bounded time and nobody starves;
+   up to the highest class that waits, so that this is reached in a bounded time and nobody
+   starves (and ageing alone never decides between tenants of one class);
 2. in a class, the tenant that has been served the fewest tokens for its weight (the virtual token
    counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024);
 3. of one tenant, the request that was preempted, then the one that came first.
@@ -43,6 +44,12 @@ class FairShare:
         if not self._active[tenant]:
             del self._active[tenant]
             self._forget_old()
+
+    def lane_shares(self, lanes: int) -> dict[str, float]:
+        """How many of the lanes each active tenant may hold by its weight."""
+        weights = {tenant: self.weight(tenant) for tenant in self._active}
+        total = sum(weights.values())
+        return {tenant: lanes * weight / total for tenant, weight in weights.items()}
 
     def _forget_old(self) -> None:
         """Idle tenants below everyone active would be lifted anyway; keep the table small."""
@@ -102,6 +109,7 @@ class WaitingQueue:
         The queue must not change while the iterator is in use.
         """
         taken: dict[str, float] = {}
+        highest = max((priority for priority, _ in self._lines), default=0)
         heads: list[tuple[int, float, float, int, Request, Iterator[Request]]] = []
 
         def add(line: Iterator[Request]) -> None:
@@ -114,7 +122,7 @@ class WaitingQueue:
             heapq.heappush(
                 heads,
                 (
-                    -(request.params.priority + risen),
+                    -min(request.params.priority + risen, highest),
                     served,
                     request.arrived_at,
                     request.key,
