@@ -94,6 +94,18 @@ static llama_sampler *make_grammar(const llama_vocab *vocab, const nlohmann::jso
     return llama_sampler_init_grammar_lazy_patterns(vocab, grammar.c_str(), "root", raw.data(), raw.size(), tokens.data(), tokens.size());
 }
 
+static llama_sampler *read_grammar(const llama_vocab *vocab, const nlohmann::json &metadata) {
+    take_llama_log();
+    try {
+        std::string grammar = metadata.value("grammar", "");
+        if (grammar.empty()) return nullptr;
+        if (llama_sampler *made = make_grammar(vocab, metadata, grammar)) return made;
+    } catch (const std::exception &error) { // a field of another type, a pattern that is no regular expression
+        fail(SKIPPY_STATUS_RUNTIME_ERROR, "configure_chat_sampling: the grammar metadata cannot be used: %s", error.what());
+    }
+    fail(SKIPPY_STATUS_RUNTIME_ERROR, "configure_chat_sampling: the grammar cannot be used: %s", take_llama_log().c_str());
+}
+
 skippy_status skippy_session_configure_chat_sampling(skippy_session *session, const skippy_sampling_config *sampling,
                                                      const char *metadata_json, uint64_t prompt_token_count,
                                                      skippy_error **out_error) {
@@ -106,13 +118,7 @@ skippy_status skippy_session_configure_chat_sampling(skippy_session *session, co
         std::unique_ptr<ChatSampling, SamplerFree> chat(new ChatSampling{});
         if (sampling) chat->config = *sampling;
         chat->first = static_cast<size_t>(prompt_token_count);
-        std::string grammar = metadata.value("grammar", "");
-        take_llama_log();
-        if (!grammar.empty()) {
-            chat->grammar.reset(make_grammar(target.model->vocab, metadata, grammar));
-            if (!chat->grammar)
-                fail(SKIPPY_STATUS_RUNTIME_ERROR, "configure_chat_sampling: the grammar cannot be used: %s", take_llama_log().c_str());
-        }
+        chat->grammar.reset(read_grammar(target.model->vocab, metadata));
         target.chat = std::move(chat);
     });
 }

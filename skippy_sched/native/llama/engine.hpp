@@ -164,7 +164,7 @@ struct skippy_model {
     int32_t lane_count = 1, lane_cells = 0, pool_cells = 0, n_batch = 0, n_ubatch = 0, n_threads = 1;
     int32_t n_vocab = 0, n_embd = 0, sliding_window = 0;
     size_t position_width = 1;
-    bool unified = false, recurrent = false, hybrid = false, swa_full = true, flash_attention = true;
+    bool unified = false, recurrent = false, hybrid = false, flash_attention = true;
     FileFacts file;
     Stage stage;
     std::string description, architecture;

@@ -116,9 +116,9 @@ void decode(skippy_model &model, const std::vector<Row *> &rows, Batch &batch) {
 bool cut_lane(skippy_session &session, int32_t length) {
     skippy_model &model = *session.model;
     int32_t first = llama_memory_seq_pos_min(model.memory, session.lane);
-    // A window-sized cache forgets silently: the rows before the cut must still hold a whole window.
-    bool window_lost = length > 0 && model.sliding_window > 0 && !model.swa_full &&
-                       first > std::max(0, length - model.sliding_window);
+    // Sliding-window layers forget silently: a cache of the window's size overwrites, and a loaded state holds only
+    // the last window. The token at `length` looks at the `sliding_window` positions that end with its own.
+    bool window_lost = length > 0 && model.sliding_window > 0 && first > std::max(0, length - model.sliding_window + 1);
     bool cut = !window_lost && llama_memory_seq_rm(model.memory, session.lane, length, -1);
     if (!cut) {
         llama_memory_seq_rm(model.memory, session.lane, -1, -1);

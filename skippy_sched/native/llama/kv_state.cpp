@@ -140,6 +140,16 @@ void check_alike(const std::vector<Cell> &cells) {
             refuse("the rows of the page and of the lane have different types or sizes");
 }
 
+// llama.cpp leaves out of a state what the session's own next token does not look at. An earlier token may need it.
+void check_window(const skippy_model &model, const std::vector<Cell> &cells, int32_t from, int32_t to) {
+    int32_t needed = std::max(from, to - model.sliding_window + 1);
+    if (to <= from || (!cells.empty() && cells.front().block->positions[cells.front().index] <= needed)) return;
+    fail(SKIPPY_STATUS_UNSUPPORTED,
+         "positions [%d, %d) alone cannot be kept: the state of a session that has gone on lacks the sliding window of %d before them; "
+         "take all its tokens, or fewer before it goes on",
+         from, to, model.sliding_window);
+}
+
 void write_block(Writer &out, const std::vector<Cell> &cells, uint32_t streams) {
     out.number<uint32_t>(streams);
     out.number<uint32_t>(static_cast<uint32_t>(cells.size())); // the stream of a single sequence is chosen by the reader
@@ -188,7 +198,12 @@ std::vector<uint8_t> compose_state(const skippy_model &model, const std::vector<
     if (model.has_recurrent_memory()) fail(SKIPPY_STATUS_UNSUPPORTED, "a recurrent memory has no rows by position");
     std::vector<std::vector<Block>> sources;
     size_t bytes = 0;
+    int32_t from = ranges[0].from, to = ranges[0].to;
     for (const StateRange &range : ranges) {
+        if (range.from < range.to) {
+            from = std::min(from, range.from);
+            to = std::max(to, range.to);
+        }
         sources.push_back(read_state(model, range.data, range.size));
         bytes += range.size;
     }
@@ -207,6 +222,8 @@ std::vector<uint8_t> compose_state(const skippy_model &model, const std::vector<
         }
         std::sort(cells.begin(), cells.end(), [](const Cell &a, const Cell &b) { return a.block->positions[a.index] < b.block->positions[b.index]; });
         if (!cells.empty()) check_alike(cells);
+        bool window_block = number == 1;
+        if (window_block) check_window(model, cells, from, to);
         write_block(out, cells, streams);
         if (shape) shape->block_ends.push_back(out.bytes.size());
     }

@@ -128,8 +128,7 @@ llama_context_params context_params(skippy_model &model, const skippy_runtime_co
     if (config.op_offload >= 0) params.op_offload = config.op_offload == 1;
     // A window-sized cache saves memory (a model with 15 of 18 layers in windows: about a quarter of the
     // cells), but then a lane can only be cut back inside the window. Exact cuts are the default.
-    model.swa_full = config.swa_full != 0;
-    params.swa_full = model.swa_full;
+    params.swa_full = config.swa_full != 0;
     params.kv_unified = model.unified;
     if (!model.stage.terminal) {
         params.cb_eval = [](ggml_tensor *tensor, bool ask, void *user) { return on_tensor(tensor, ask, user); };

@@ -19,7 +19,7 @@ static void drop(skippy_model &model, int32_t id) {
 static void save(skippy_session &session, int32_t id, int32_t count) {
     skippy_model &model = *session.model;
     int32_t first = llama_memory_seq_pos_min(model.memory, session.lane);
-    if (count > 0 && first > std::max(0, count - model.sliding_window))
+    if (count > 0 && model.sliding_window > 0 && first > std::max(0, count - model.sliding_window + 1))
         fail(SKIPPY_STATUS_UNSUPPORTED, "save_prefix: the sliding window before token %d is no longer held; the oldest is %d", count, first);
     Prefix prefix;
     prefix.token_count = count;

@@ -189,6 +189,9 @@ void distribute_capture(skippy_model &model, std::vector<Row *> &rows_by_lane) {
     }
 }
 
+// Rows are put back in order by distribute_capture, whatever the KV; only recurrent memory is another matter.
+bool skippyx_model_batches_exports(const skippy_model *model) { return model && !model->has_recurrent_memory(); }
+
 bool skippy_model_output_activation_boundary(const skippy_model *model, skippy_activation_boundary_desc *out_boundary) {
     if (!model || !out_boundary || model->stage.terminal) return false;
     *out_boundary = model->stage.output;
