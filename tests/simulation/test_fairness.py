@@ -58,7 +58,11 @@ def serve(
     config = Config.model_validate(
         {
             "engine": {"library": "sim", "lanes": lanes, "context_tokens": 512},
-            "scheduler": {"waiting_requests_max": 100_000, **scheduler},
+            "scheduler": {
+                "waiting_requests_max": 100_000,
+                "inter_token_target_ms": 50,
+                **scheduler,
+            },
         }
     )
     with open_engine(config, costs) as engine:
