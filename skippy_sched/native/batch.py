@@ -138,6 +138,8 @@ class IterationBatch:
         if not rows:
             return []
         sessions = [*decodes.sessions, *(entry.session for entry in entries)]
+        if 0 in [session.address for session in sessions]:
+            _refuse_closed(sessions)
         lengths = [len(entry.token_ids) for entry in entries]
         counts = [session.token_count + 1 for session in decodes.sessions]
         counts += [

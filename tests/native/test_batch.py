@@ -11,6 +11,7 @@ from skippy_sched.native import (
     ClosedError,
     CountOverflow,
     DecodeFrameBatchEntry,
+    DecodeRows,
     HostCheckError,
     InvalidArgument,
     IterationBatch,
@@ -259,3 +260,34 @@ def test_an_error_without_an_object_still_says_its_status(sim: Engine) -> None:
     add_fault(model, "call=decode effect=no_error_object")
     with pytest.raises(NativeRuntimeError, match="RuntimeError: the library gave no message"):
         model.create_session().decode_step_frame(1)
+
+
+def test_kept_decode_rows_say_what_ordinary_entries_say(sim: Engine) -> None:
+    model, other = sim.open(), sim.open()
+    kept, plain = sessions_of(model, 3), sessions_of(other, 3)
+    rows = DecodeRows(kept, [None] * 3)
+    chunk = tokens_of(model, 5)
+    for tokens in ([261, 262, 263], [264, 265, 266]):
+        late, late_plain = model.create_session(), other.create_session()
+        got = model.batch.run_with_decodes(
+            rows, tokens, [IterationEntry(late, chunk, sample_last=False, phase=Phase.PREFILL)]
+        )
+        entries = [IterationEntry(s, [t]) for s, t in zip(plain, tokens, strict=True)]
+        entries.append(IterationEntry(late_plain, chunk, sample_last=False, phase=Phase.PREFILL))
+        expected = iteration_batch_sampled(entries).samples
+        assert got == [sample.predicted_token for sample in expected] + [-1]
+        assert counts([*kept, late]) == counts([*plain, late_plain])
+        late.close()
+        late_plain.close()
+
+
+def test_kept_decode_rows_refuse_a_session_that_was_closed_since(sim: Engine) -> None:
+    model = sim.open()
+    sessions = sessions_of(model, 3)
+    rows = DecodeRows(sessions, [None] * 3)
+    model.batch.run_with_decodes(rows, [261, 262, 263], [])
+    sessions[1].close()
+    add_fault(model, "call=iteration effect=abort")
+    with pytest.raises(ClosedError, match="request 1"):
+        model.batch.run_with_decodes(rows, [264, 265, 266], [])
+    assert counts([sessions[0], sessions[2]]) == [(4, 4), (4, 4)]
