@@ -88,16 +88,18 @@ class Intake:
         context = self._context_tokens
         if max_tokens is not None and max_tokens < 1:
             raise InvalidRequest(f"max_tokens is {max_tokens}, below 1", param="max_tokens")
+        # Clients know this refusal by its first words.
+        known = f"this model's maximum context length is {context} tokens"
         if prompt_tokens >= context:
             problem = (
-                f"the prompt has {prompt_tokens} tokens; the context holds {context} tokens and "
-                f"at least one is generated: shorten it by {prompt_tokens - context + 1}"
+                f"{known}; the prompt has {prompt_tokens} tokens and at least one is generated: "
+                f"shorten it by {prompt_tokens - context + 1}"
             )
         elif max_tokens is not None and prompt_tokens + max_tokens > context:
             total = prompt_tokens + max_tokens
             problem = (
-                f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
-                f"{total}, {total - context} more than the context of {context} tokens; "
+                f"{known}; the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: "
+                f"together {total}, {total - context} too many; "
                 "shorten the prompt or lower max_tokens"
             )
         else:

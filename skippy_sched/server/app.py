@@ -23,6 +23,7 @@ from skippy_sched.errors import RequestError
 from skippy_sched.server import endpoints
 from skippy_sched.server.exchange import Exchange
 from skippy_sched.server.metrics import Metrics
+from skippy_sched.server.openapi import openapi_document
 from skippy_sched.server.problems import (
     ClientGone,
     Loading,
@@ -77,6 +78,7 @@ class App:
         self._idle_s = config.server.keep_alive_comment_s
         self._fingerprint = f"skippy-sched-{version('skippy-sched')}"
         self._ignored_logged: set[str] = set()
+        self._document: dict[str, object] | None = None
         self._router = Router(
             [
                 Route("/v1/completions", _Endpoint(self._completions), methods=["POST"]),
@@ -86,6 +88,7 @@ class App:
                 Route("/health", _Endpoint(self._health), methods=["GET"]),
                 Route("/ready", _Endpoint(self._ready), methods=["GET"]),
                 Route("/metrics", _Endpoint(self._scrape), methods=["GET"]),
+                Route("/openapi.json", _Endpoint(self._openapi), methods=["GET"]),
             ],
             redirect_slashes=False,
         )
@@ -239,6 +242,11 @@ class App:
         if now.running + now.waiting and age_s is not None and age_s > STALL_S:
             return f"no iteration ended for {age_s:.0f} s although requests wait"
         return None
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        if self._document is None:
+            self._document = openapi_document()
+        await exchange.answer_json(HTTPStatus.OK, self._document)
 
     async def _scrape(self, exchange: Exchange) -> None:
         content_type, text = self._metrics.exposition(exchange.header(b"accept") or "")

@@ -115,8 +115,8 @@ def check_prompt_fits(engine: Engine, tokens: int) -> None:
     """For a request that generates nothing, which the engine is not asked to run."""
     if tokens > engine.context_tokens:
         raise ContextLengthExceeded(
-            f"the prompt has {tokens} tokens, {tokens - engine.context_tokens} more than the "
-            f"context of {engine.context_tokens} tokens",
+            f"this model's maximum context length is {engine.context_tokens} tokens; the prompt "
+            f"has {tokens}, {tokens - engine.context_tokens} too many",
             prompt_tokens=tokens,
             context_tokens=engine.context_tokens,
         )

@@ -50,6 +50,23 @@ Text = Annotated[str, Field(max_length=USER_CHARS_MAX)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+# What a client may send where a validator reads it: for the OpenAPI document.
+Stop = Annotated[str, Field(min_length=1)]
+StopInput = Stop | Annotated[list[Stop], Field(max_length=STOPS_MAX)] | None
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+BiasInput = Annotated[dict[TokenName, Bias], Field(max_length=LOGIT_BIASES_MAX)] | None
+TokenId = Annotated[Int, Field(ge=0, lt=2**31)]
+IdsInput = list[TokenId] | None
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+PromptInput = (
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | Ids
+    | Annotated[list[Ids], Field(min_length=1)]
+)
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -103,7 +120,7 @@ class Generation(BaseModel):
     structured_outputs: None = None
     use_beam_search: Literal[False] | None = None
 
-    @field_validator("stop", mode="plain")
+    @field_validator("stop", mode="plain", json_schema_input_type=StopInput)
     @classmethod
     def _stop(cls, value: object) -> tuple[str, ...]:
         stops = [] if value is None else [value] if isinstance(value, str) else value
@@ -115,7 +132,7 @@ class Generation(BaseModel):
             raise problem("a stop string is empty; leave it out")
         return tuple(stops)
 
-    @field_validator("logit_bias", mode="plain")
+    @field_validator("logit_bias", mode="plain", json_schema_input_type=BiasInput)
     @classmethod
     def _logit_bias(cls, value: object) -> tuple[tuple[int, float], ...]:
         if value is None:
@@ -126,7 +143,7 @@ class Generation(BaseModel):
             raise problem(f"{len(value)} biases are more than {LOGIT_BIASES_MAX}")
         return tuple(_bias(token, bias) for token, bias in value.items())
 
-    @field_validator("stop_token_ids", mode="before")
+    @field_validator("stop_token_ids", mode="before", json_schema_input_type=IdsInput)
     @classmethod
     def _no_stop_tokens(cls, value: object) -> object:
         return () if value is None else value
@@ -182,7 +199,7 @@ class CompletionRequest(Generation):
     logprobs: None = None
     response_format: None = None
 
-    @field_validator("prompt", mode="plain")
+    @field_validator("prompt", mode="plain", json_schema_input_type=PromptInput)
     @classmethod
     def _prompt(cls, value: object) -> tuple[str | list[int], ...]:
         if isinstance(value, str):
@@ -220,6 +237,9 @@ class TextPart(BaseModel):
     text: str
 
 
+ContentInput = str | list[TextPart]
+
+
 class Message(BaseModel):
     """One message; templates may look at the fields that we do not know."""
 
@@ -233,7 +253,7 @@ class Message(BaseModel):
     function_call: None = None
     audio: None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=ContentInput)
     @classmethod
     def _content(cls, value: object) -> object:
         """A list of text parts is one text."""

@@ -37,6 +37,15 @@ api_keys = ["{key}"]
 """
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that install other packages run only when they are asked for."""
+    if "clients" in config.option.markexpr:
+        return
+    dropped = [item for item in items if item.get_closest_marker("clients")]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dropped]
+
+
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The daemon's address; its model is called ``sim`` and its key is ``sk-test``."""
