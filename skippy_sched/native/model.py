@@ -182,6 +182,16 @@ class Model:
     def create_session(self) -> StageSession:
         """A session on the lowest free lane. Raises NativeRuntimeError when no lane is free."""
         out = ffi.new("struct skippy_session *[1]")
+    def is_control(self, token: int) -> bool | None:
+        """Whether a token is for the model's own use and no text; None: the library cannot say."""
+        if not self.library.offers("skippyx_token_is_control"):
+            return None
+        out = ffi.new("bool *")
+        slot = self.library.error_slot()
+        status = self.lib.skippyx_token_is_control(self.raw, token, out, slot.out)
+        slot.check("skippyx_token_is_control", status)
+        return bool(out[0])
+
         slot = self.library.error_slot()
         status = self.lib.skippy_session_create(self.raw, out, slot.out)
         slot.check("skippy_session_create", status)

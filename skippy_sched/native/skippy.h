@@ -540,6 +540,23 @@ void skippyx_sim_live_objects(uint64_t *out_errors, uint64_t *out_sessions, uint
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }
+struct skippyx_logprob {
+    int32_t token;
+    float logprob;
+};
+
+/* At the last row of the session, if it put out logits and no other execution has run since: the
+ * log-probability of `token` and of the top_count likeliest, highest first. They are the model's own,
+ * before biases, samplers and grammar. */
+enum skippy_status skippyx_session_logprobs(struct skippy_session *session, int32_t token,
+                                            struct skippyx_logprob *out_token,
+                                            struct skippyx_logprob *out_top, size_t top_count,
+                                            struct skippy_error **out_error);
+
+/* Whether a token is for the model's own use (a turn's beginning, say) and no text for a reader. */
+enum skippy_status skippyx_token_is_control(struct skippy_model *model, int32_t token,
+                                            bool *out_is_control, struct skippy_error **out_error);
+
 #endif
 /* CFFI-SKIP-END */
 #endif

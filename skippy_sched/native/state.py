@@ -297,6 +297,21 @@ class SessionState:
         self._call("skippy_session_last_token_signal", raw)
         return TokenSignal(**{name: getattr(raw, name) for name in _SIGNAL_FIELDS})
 
+    def logprobs(
+        self, token: int, top_count: int = 0
+    ) -> tuple[float, list[tuple[int, float]]] | None:
+        """Log-probability of a token at the last row, and the likeliest (id, logprob) in order.
+
+        They are the model's own, before biases and samplers. None: the library cannot say. Raises
+        InvalidArgument when the last row put out no logits.
+        """
+        if not self.model.library.offers("skippyx_session_logprobs"):
+            return None
+        own = ffi.new("struct skippyx_logprob *")
+        top = ffi.new("struct skippyx_logprob[]", max(top_count, 1))
+        self._call("skippyx_session_logprobs", token, own, top, top_count)
+        return own.logprob, [(top[i].token, top[i].logprob) for i in range(top_count)]
+
     def signal_window(self, window_tokens: int) -> GenerationSignalWindow:
         """Signals over the last `window_tokens` (> 0) tokens."""
         if not 0 < window_tokens < 2**32:

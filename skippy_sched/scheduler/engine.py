@@ -206,11 +206,12 @@ class Engine:
         return await asyncio.to_thread(self._native.model.tokenize, text, add_special=add_special)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; none for tokens that end a generation."""
+        """The bytes that a token adds to the text; none for tokens that are not for a reader."""
         piece = self._pieces.get(token)
         if piece is None:
-            piece = b"" if token in self._end_tokens else self._native.model.detokenize([token])
-            self._pieces[token] = piece
+            model = self._native.model
+            hidden = token in self._end_tokens or model.is_control(token)
+            piece = self._pieces[token] = b"" if hidden else model.detokenize([token])
         return piece
 
     def special_text(self, token: int) -> str:
