@@ -67,6 +67,7 @@ class ModelFacts:
     architecture: str = ""
     description: str = ""
     chat_template: str | None = None
+    stages: int = 1  # of a pipeline whose facts these are
 
     @property
     def is_dense(self) -> bool:

@@ -23,7 +23,7 @@ from skippy_sched.config import Config
 from skippy_sched.errors import StartupError
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.iteration import Iteration, Outcome
-from skippy_sched.scheduler.loading import open_model
+from skippy_sched.scheduler.loading import open_models
 from skippy_sched.scheduler.runner import ModelRunner
 
 _LENGTH = struct.Struct("<Q")
@@ -131,11 +131,11 @@ class ChildProcess:
 def _serve(orders: BinaryIO, answers: BinaryIO) -> None:
     config: Config = _receive(orders)
     try:
-        runner = ModelRunner(open_model(config))
+        runner = ModelRunner(*open_models(config))
     except StartupError as error:
         _send(answers, str(error))
         return
-    _send(answers, runner.stages[-1].facts)
+    _send(answers, runner.facts)
     with contextlib.suppress(EOFError):
         while True:
             outcome = runner.execute(_receive(orders))

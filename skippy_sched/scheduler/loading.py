@@ -6,17 +6,20 @@ sizes a scheduler for an opened model, so that every driver of one gets the same
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from skippy_sched.config import Config, EngineSection
-from skippy_sched.errors import StartupError
+from skippy_sched.errors import SplitError, StartupError
 from skippy_sched.native import Library, Model, ModelOptions, SkippyNativeError, find_library
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.prefix_cache import PrefixCache
 from skippy_sched.scheduler.state import Limits
+from skippy_sched.split.manifest import read_manifest
 
 #: With 64 query rows of one sequence llama.cpp's flash attention takes another kernel.
 DETERMINISTIC_CHUNK_TOKENS = 63
@@ -28,38 +31,91 @@ LLAMA_SEQUENCES_MAX = 256
 PREFIX_ENTRIES_MAX = 64
 
 
-def open_model(config: Config, *, for_text: bool = False) -> Model:
-    """Raises StartupError with one line that says what is wrong and what to do.
+def open_models(config: Config) -> list[Model]:
+    """The model, or the stages that a manifest names, in order.
 
-    ``for_text``: only to tokenize and detokenize, so with as small a KV cache as there is.
+    Raises StartupError with one line that says what is wrong and what to do.
     """
-    engine = config.engine
+    files = _files(config)
+    models: list[Model] = []
+    try:
+        for number, (path, layers) in enumerate(files):
+            models.append(_open(config, path, _options(config, number, len(files), layers)))
+    except BaseException:
+        for model in models:
+            model.close()
+        raise
+    return models
+
+
+def open_model(config: Config) -> Model:
+    """As open_models, for those who run only whole models."""
+    models = open_models(config)
+    if len(models) > 1:
+        for model in models:
+            model.close()
+        raise StartupError(f"{config.model.path} is a split model: give the whole one here")
+    return models[0]
+
+
+def open_for_text(config: Config) -> Model:
+    """Only to tokenize and detokenize, so with as small a KV cache as there is; as open_models."""
+    path, layers = _files(config)[-1]
+    options = replace(_options(config, 0, 1, layers), ctx_size=TEXT_CELLS, lanes=1)
+    return _open(config, path, options)
+
+
+def _files(config: Config) -> list[tuple[Path, tuple[int, int]]]:
+    """Each stage's file and layers; a whole model's are (0, 0)."""
     if config.model.path is None:
         raise StartupError("no model: set model.path to a GGUF file")
     path = Path(config.model.path).expanduser()
     if not path.is_file():
         raise StartupError(f"model file {path} does not exist; give the path of a GGUF file")
+    if path.suffix != ".json":
+        return [(path, (0, 0))]
+    try:
+        manifest, files = read_manifest(path)
+    except SplitError as error:
+        raise StartupError(str(error)) from error
+    return [
+        (file, (stage.layer_start, stage.layer_end))
+        for file, stage in zip(files, manifest.stages, strict=True)
+    ]
+
+
+def _options(config: Config, number: int, stages: int, layers: tuple[int, int]) -> ModelOptions:
+    engine = config.engine
+    microbatch = min(engine.microbatch_tokens, engine.batch_tokens)
+    threads = 1 if engine.deterministic else engine.threads or 0
+    if stages > 1 and threads != 1:  # they compute side by side
+        threads = max(1, (threads or len(os.sched_getaffinity(0))) // stages)
+    return ModelOptions(
+        ctx_size=_lane_cells(engine),
+        lanes=engine.lanes,
+        # An exporting stage takes no more than one microbatch at a time.
+        n_batch=engine.batch_tokens if stages == 1 else microbatch,
+        n_ubatch=microbatch,
+        n_threads=threads,
+        n_gpu_layers=engine.gpu_layers,
+        kv_unified=engine.kv == "shared",
+        cache_type_k=engine.kv_type,
+        cache_type_v=engine.kv_type,
+        stage_index=number,
+        layer_start=layers[0],
+        layer_end=layers[1],
+    )
+
+
+def _open(config: Config, path: Path, options: ModelOptions) -> Model:
+    engine = config.engine
     expected = None
     if engine.expected_abi is not None:
         major, minor, patch = (int(part) for part in engine.expected_abi.split("."))
         expected = (major, minor, patch)
     try:
         library = Library.load(find_library(engine.library), expected)
-        model = Model.open(
-            library,
-            path,
-            ModelOptions(
-                ctx_size=TEXT_CELLS if for_text else _lane_cells(engine),
-                lanes=1 if for_text else engine.lanes,
-                n_batch=engine.batch_tokens,
-                n_ubatch=min(engine.microbatch_tokens, engine.batch_tokens),
-                n_threads=1 if engine.deterministic else engine.threads or 0,
-                n_gpu_layers=engine.gpu_layers,
-                kv_unified=engine.kv == "shared",
-                cache_type_k=engine.kv_type,
-                cache_type_v=engine.kv_type,
-            ),
-        )
+        model = Model.open(library, path, options)
     except SkippyNativeError as error:
         raise StartupError(f"cannot open {path} with library {engine.library}: {error}") from error
     if engine.deterministic and (reason := model.batch_invariant()) is not None:
@@ -107,6 +163,7 @@ def make_scheduler(
             isolate_tenants=settings.prefix_cache_per_tenant,
             pool_cells=facts.pool_cells if facts.kv_unified else None,
             aging_s=settings.aging_s,
+            groups=facts.stages,
         ),
         share=FairShare(settings.tenant_weights),
         cache=_prefix_cache(config, facts),

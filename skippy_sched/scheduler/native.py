@@ -12,7 +12,8 @@ from skippy_sched.native import Model
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.child import ChildProcess
 from skippy_sched.scheduler.iteration import Executor
-from skippy_sched.scheduler.loading import end_tokens, open_model
+from skippy_sched.scheduler.loading import end_tokens, open_for_text, open_models
+from skippy_sched.scheduler.pipeline import Pipeline
 from skippy_sched.scheduler.runner import ModelRunner
 from skippy_sched.scheduler.worker import Worker
 
@@ -37,12 +38,12 @@ def open_native(config: Config) -> Native:
     """Raises StartupError."""
     if config.engine.isolated:
         child = ChildProcess(config)
-        model = open_model(config, for_text=True)
+        model = open_for_text(config)
         return Native(child, child.facts, model, end_tokens(model), owns_model=True)
-    model = open_model(config)
-    return Native(
-        Worker(ModelRunner(model)), model.facts, model, end_tokens(model), owns_model=False
-    )
+    runner = ModelRunner(*open_models(config))
+    executor = Worker(runner) if len(runner.stages) == 1 else Pipeline(runner)
+    model = runner.stages[-1].model
+    return Native(executor, runner.facts, model, end_tokens(model), owns_model=False)
 
 
 def reopen_native(config: Config, lost: Native) -> Native:

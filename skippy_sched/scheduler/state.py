@@ -37,6 +37,7 @@ class Limits:
     waiting_tokens: int
     isolate_tenants: bool = False  # whether saved prefixes are only for the tenant they came from
     pool_cells: int | None = None  # cells that all lanes share; None: each lane has its own
+    groups: int = 1  # iterations that may be under way at once, on as many stages
     aging_s: float = 30.0  # waiting that long lifts a request by one priority class
 
 

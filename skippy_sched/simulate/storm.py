@@ -302,10 +302,11 @@ class Storm:
         assert all(len(chunk.tokens) <= state.limits.chunk_tokens for chunk in chunks)
 
     def _check_order(self, step: Step) -> None:
-        """Nobody is passed for ever: who comes ``k`` times ``aging_s`` after a waiting request,
-        with a priority less than ``k`` above, never starts before it.
+        """Nobody is passed for ever: who comes ``k`` times ``aging_s`` after a waiting request of
+        the same tenant, with a priority less than ``k`` above, never starts before it.
 
-        But for those that wait for a prefix to share, which the next plans let go first.
+        Between tenants the fair share decides. Those that wait for a prefix to share may be
+        passed; the next plans let them go first.
         """
         state, plan = self.engine.scheduler.state, self.engine.scheduler.last_plan
         assert plan is not None
@@ -314,6 +315,8 @@ class Storm:
             if request.preemptions:
                 continue
             for other in state.waiting:
+                if other.tenant != request.tenant:
+                    continue
                 if other.key in plan.waits and plan.waits[other.key] is Wait.PREFIX:
                     continue
                 if other.preemptions or other.restarts:

@@ -1,0 +1,122 @@
+"""One stage of a model with the sessions of the requests that have a lane; a whole model is one.
+
+Carries out the commands of an iteration. Used by one thread at a time; knows nothing of the
+stages beside it, nor of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skippy_sched.native import Model, NativeAnswerError, SkippyNativeError, StageSession
+from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.iteration import (
+    CloseSession,
+    Command,
+    DropPrefix,
+    Fate,
+    Fault,
+    OpenSession,
+    Outcome,
+    ResetSession,
+    SavePrefix,
+    SwapOut,
+)
+
+
+class Stage:
+    """``number``: its place among the stages, from 0."""
+
+    def __init__(self, model: Model, number: int, clock: Callable[[], float]) -> None:
+        self.model = model
+        self.number = number
+        self.sessions: dict[int, StageSession] = {}
+        self.sampling: dict[int, SamplingConfig] = {}
+        self._clock = clock
+        self._swapped: dict[int, Any] = {}
+        options = model.options
+        self._layers = (options.layer_start, options.layer_end or model.facts.n_layer)
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+        self.sessions.clear()
+        self.model.close()
+
+    def command(self, command: Command, outcome: Outcome) -> None:
+        """What fails ends up in the outcome, never as an exception."""
+        outcome.native_calls += 1
+        try:
+            match command:
+                case OpenSession():
+                    self._open(command, outcome)
+                case CloseSession(key):
+                    self.sampling.pop(key, None)
+                    self._swapped.pop(key, None)
+                    self._close(key)
+                case ResetSession(key):
+                    self.sessions[key].reset()
+                case SwapOut(key):
+                    self._swap_out(key, outcome)
+                case SavePrefix(key, sequence_id, length):
+                    self.sessions[key].save_prefix(sequence_id, length)
+                case DropPrefix(sequence_id):
+                    self._drop_prefix(sequence_id)
+        except SkippyNativeError as error:
+            match command:
+                case OpenSession(key) | ResetSession(key):
+                    # Restored or swapped in halfway, it can be computed; not opened, it can't.
+                    opened = key in self.sessions
+                    fate = Fate.LOST if opened and command.reusable else Fate.FAILED
+                    known = outcome.faults.get(key)  # of an earlier stage
+                    if known is None or known.fate is not Fate.FAILED:
+                        outcome.faults[key] = Fault(fate, error)
+                case SavePrefix(_, sequence_id):
+                    if sequence_id not in outcome.unsaved:
+                        outcome.unsaved.append(sequence_id)
+                case _:
+                    pass  # what was to be freed is gone, or is freed with the model
+
+    def _open(self, command: OpenSession, outcome: Outcome) -> None:
+        key = command.key
+        self.sampling[key] = command.sampling
+        session = self.sessions[key] = self.model.create_session()
+        if command.restore is not None:
+            session.restore_prefix(command.restore.sequence_id, command.restore.tokens)
+        if command.swapped:
+            state = self._swapped.pop(key, None)
+            if state is None:
+                raise NativeAnswerError("its state could not be swapped out")
+            began = self._clock()
+            session.import_full_state(*self._layers, state)
+            self._note_swap(session, began, outcome)
+
+    def _swap_out(self, key: int, outcome: Outcome) -> None:
+        """A state that can't be taken out is missing when it is wanted: then it is computed."""
+        session = self.sessions[key]
+        began = self._clock()
+        try:
+            self._swapped[key] = session.export_full_state(*self._layers)
+            self._note_swap(session, began, outcome)
+        finally:
+            self._close(key)
+
+    def _note_swap(self, session: StageSession, began: float, outcome: Outcome) -> None:
+        outcome.swap_s += self._clock() - began
+        if self.number == 0:  # a token is swapped once, by all stages
+            outcome.swapped_tokens += session.token_count
+
+    def _close(self, key: int) -> None:
+        session = self.sessions.pop(key, None)
+        if session is not None:
+            session.close()
+
+    def _drop_prefix(self, sequence_id: int) -> None:
+        """The ABI drops a sequence through a session, any session."""
+        session = next(iter(self.sessions.values()), None)
+        if session is not None:
+            session.drop_sequence(sequence_id)
+            return
+        with self.model.create_session() as session:
+            session.drop_sequence(sequence_id)
