@@ -243,6 +243,10 @@ class App:
             return f"no iteration ended for {age_s:.0f} s although requests wait"
         return None
 
+    def makes_progress(self) -> bool:
+        """False when restarting the process would help: loading and draining are progress."""
+        return self._why_not_ready() in (None, "loading", "draining")
+
     async def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
             self._document = openapi_document()

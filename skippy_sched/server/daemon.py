@@ -23,12 +23,14 @@ import uvloop
 
 from skippy_sched.config import Config, ServerSection
 from skippy_sched.default_model import Progress, with_model_path
-from skippy_sched.errors import AddressUnavailable, StartupError
+from skippy_sched.errors import AddressUnavailable, RequestError, StartupError
 from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.app import App
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.receipts import Receipts
 from skippy_sched.server.served_model import model_name, serve_model
+from skippy_sched.server.systemd import Notifier
 
 log = structlog.get_logger("skippy_sched.daemon")
 
@@ -125,6 +127,7 @@ class Daemon:
                 timeout_graceful_shutdown=LAST_BYTES_S,
             )
         )
+        self._systemd = Notifier(os.environ)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         #: the same as ``_stop``, for threads
@@ -141,12 +144,14 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve(sockets=[self._listener]), name="http")
             probe = tasks.create_task(self._metrics.probe_lag(), name="lag-probe")
+            watch = tasks.create_task(self._systemd.watch(self._app.makes_progress))
             try:
                 code = await self._serve_model()
             except StartupError as error:
                 failure = error
             finally:
                 probe.cancel()
+                watch.cancel()
                 self._server.should_exit = True
         if failure is not None and not self._stop.is_set():
             raise failure
@@ -162,6 +167,7 @@ class Daemon:
             _exit_within(STOP_NOW_S, ExitCode.STOPPED_AT_ONCE)
             return
         log.info("stopping", signal=name, hint="a second signal stops at once")
+        self._systemd.stopping()
         self._stop.set()
         self._stop_loading.set()
         self._app.is_draining = True
@@ -178,6 +184,8 @@ class Daemon:
         async with Engine.open(config, observer=Receipts(self._metrics)) as engine:
             self._app.served = serve_model(config, engine)
             self._metrics.watch(engine)
+            if self._systemd.is_wanted and await _computes(engine):
+                self._systemd.ready(f"serving {self._app.served.name}")
             self._announce(engine)
             return await self._until_end(engine)
 
@@ -232,6 +240,17 @@ class Daemon:
     async def _cut_on_second_signal(self, engine: Engine) -> None:
         await self._stop_now.wait()
         self._cut += await engine.drain(0)
+
+
+async def _computes(engine: Engine) -> bool:
+    """Whether one token can be had: who waits for readiness wants an engine that computes."""
+    try:
+        async for _ in engine.generate([0], RequestParams(max_tokens=1), request_id="readiness"):
+            pass
+    except RequestError as error:
+        log.error("first_iteration_failed", error=error.message)
+        return False
+    return True
 
 
 def _exit_within(seconds: float, code: ExitCode) -> None:
