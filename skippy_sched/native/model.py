@@ -51,7 +51,8 @@ class Model:
         self.input_boundary = self._boundary(self.lib.skippy_model_input_activation_boundary)
         self.output_boundary = self._boundary(self.lib.skippy_model_output_activation_boundary)
         self.terminal_stage: bool = self.output_boundary is None
-        batched = self.facts.is_dense and self.facts.kv_unified
+        unified = self.facts.kv_unified or self._batches_exports()
+        batched = self.facts.is_dense and unified
         if options.batched_exports is not None:
             batched = self.facts.is_dense and options.batched_exports
         self.batched_activation_exports: bool = batched
@@ -78,6 +79,10 @@ class Model:
     def _boundary(self, call: Any) -> ActivationBoundary | None:
         raw = ffi.new("struct skippy_activation_boundary_desc *")
         return ActivationBoundary.of(raw) if call(self._raw, raw) else None
+
+    def _batches_exports(self) -> bool:
+        symbol = "skippyx_model_batches_exports"
+        return self.library.offers(symbol) and bool(getattr(self.lib, symbol)(self._raw))
 
     @property
     def raw(self) -> Any:
@@ -177,11 +182,6 @@ class Model:
         )
         return bool(out[0])
 
-    # ---- sessions ---------------------------------------------------------------------------
-
-    def create_session(self) -> StageSession:
-        """A session on the lowest free lane. Raises NativeRuntimeError when no lane is free."""
-        out = ffi.new("struct skippy_session *[1]")
     def is_control(self, token: int) -> bool | None:
         """Whether a token is for the model's own use and no text; None: the library cannot say."""
         if not self.library.offers("skippyx_token_is_control"):
@@ -192,6 +192,11 @@ class Model:
         slot.check("skippyx_token_is_control", status)
         return bool(out[0])
 
+    # ---- sessions ---------------------------------------------------------------------------
+
+    def create_session(self) -> StageSession:
+        """A session on the lowest free lane. Raises NativeRuntimeError when no lane is free."""
+        out = ffi.new("struct skippy_session *[1]")
         slot = self.library.error_slot()
         status = self.lib.skippy_session_create(self.raw, out, slot.out)
         slot.check("skippy_session_create", status)

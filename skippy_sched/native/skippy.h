@@ -527,6 +527,10 @@ bool skippyx_model_facts(const struct skippy_model *model, struct skippyx_model_
  * differ in their last bits with the company a row keeps: fills reason (NUL-terminated) when so. */
 bool skippyx_model_is_batch_invariant(const struct skippy_model *model, char *reason, size_t capacity);
 
+/* Whether an exporting stage gives the rows of several sequences in request order although each lane
+ * has its own KV. Without this call only a shared pool is trusted with that. */
+bool skippyx_model_batches_exports(const struct skippy_model *model);
+
 /* Only in the simulated engine. A rule is one line of key=value words; see sim/README.md. */
 enum skippy_status skippyx_sim_add_fault(struct skippy_model *model, const char *rule,
                                          struct skippy_error **out_error);
@@ -536,10 +540,6 @@ void skippyx_sim_advance(struct skippy_model *model, uint64_t ns);
 /* Error objects and sessions handed out and not yet freed, over the whole library. */
 void skippyx_sim_live_objects(uint64_t *out_errors, uint64_t *out_sessions, uint64_t *out_models);
 
-/* CFFI-SKIP-BEGIN */
-#pragma GCC visibility pop
-#ifdef __cplusplus
-}
 struct skippyx_logprob {
     int32_t token;
     float logprob;
@@ -557,6 +557,10 @@ enum skippy_status skippyx_session_logprobs(struct skippy_session *session, int3
 enum skippy_status skippyx_token_is_control(struct skippy_model *model, int32_t token,
                                             bool *out_is_control, struct skippy_error **out_error);
 
+/* CFFI-SKIP-BEGIN */
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
 #endif
 /* CFFI-SKIP-END */
 #endif
