@@ -33,9 +33,9 @@ class Wait(Enum):
 
 
 #: While streams run, an iteration may take this many times what they alone would take.
-STRETCH = 2.0
+STRETCH = 3.0
 #: Gaps below this are faster than anybody reads.
-UNNOTICED_S = 0.1
+UNNOTICED_S = 0.15
 #: Prompts always advance by this many tokens, even if the decodes alone exceed the target.
 PREFILL_TOKENS_MIN = 4
 #: A request preempted that often is left alone while there is anybody else.
