@@ -303,7 +303,8 @@ class Storm:
 
     def _check_order(self, step: Step) -> None:
         """Nobody is passed for ever: who comes ``k`` times ``aging_s`` after a waiting request of
-        the same tenant, with a priority less than ``k`` above, never starts before it.
+        the same tenant, with a priority less than ``k`` above, never starts before it; and who
+        has a priority ``k`` below has to have waited ``k`` times ``aging_s`` to go first.
 
         Between tenants the fair share decides. Those that wait for a prefix to share may be
         passed; the next plans let them go first.
@@ -321,11 +322,16 @@ class Storm:
                     continue
                 if other.preemptions or other.restarts:
                     continue
-                classes = request.params.priority - other.params.priority + 1
+                above = request.params.priority - other.params.priority
                 late = request.arrived_at - other.arrived_at
-                assert late < classes * aging_s + 1e-6, (
-                    f"{request} started before {other}, which came {late:.6f} s earlier"
-                )
+                problem = f"{request} started before {other}, which came {late:.6f} s earlier"
+                if above >= 0:
+                    assert late < (above + 1) * aging_s + 1e-6, problem
+                else:  # it has to have waited until it is level, and to have come first
+                    assert request.planned_at is not None
+                    waited = request.planned_at - request.arrived_at
+                    assert late < 1e-6, problem
+                    assert waited > -above * aging_s - 1e-6, problem
 
     def _check_end(self) -> None:
         """When all requests have ended, nothing is left behind."""
