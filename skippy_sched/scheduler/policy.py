@@ -112,34 +112,29 @@ class WaitingQueue:
         highest = max((priority for priority, _ in self._lines), default=0)
         heads: list[tuple[int, float, float, int, Request, Iterator[Request]]] = []
 
-        def add(line: Iterator[Request]) -> None:
-            request = next(line, None)
-            if request is None:
-                return
+        def add(request: Request, line: Iterator[Request]) -> None:
             tenant = request.tenant
             risen = int((now - request.arrived_at) / self._aging_s)
             served = self._share.served[tenant] + taken.get(tenant, 0.0)
-            heapq.heappush(
-                heads,
-                (
-                    -min(request.params.priority + risen, highest),
-                    served,
-                    request.arrived_at,
-                    request.key,
-                    request,
-                    line,
-                ),
-            )
+            priority = min(request.params.priority + risen, highest)
+            rank = (-priority, served, request.arrived_at, request.key, request, line)
+            heapq.heappush(heads, rank)
 
         for returned, fresh in self._lines.values():
-            add(_chain(returned, fresh))
+            line = _chain(returned, fresh)
+            add(next(line), line)
         while heads:
-            *_, request, line = heapq.heappop(heads)
-            yield request
+            _, served, _, _, request, line = heapq.heappop(heads)
             tenant = request.tenant
+            if served < self._share.served[tenant] + taken.get(tenant, 0.0):
+                add(request, line)  # its tenant was served in this pass, from another line
+                continue
+            yield request
             cost = request.prompt_tokens / self._share.weight(tenant)
             taken[tenant] = taken.get(tenant, 0.0) + cost
-            add(line)
+            following = next(line, None)
+            if following is not None:
+                add(following, line)
 
 
 def _chain(returned: dict[int, Request], fresh: dict[int, Request]) -> Iterator[Request]:
