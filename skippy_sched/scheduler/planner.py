@@ -408,7 +408,7 @@ class _Planner:
 
 def _pinned(match: Match) -> int:
     """Cells that can't be evicted any more once a request is restored from this entry."""
-    return 0 if match.entry.users else match.entry.length
+    return 0 if match.entry.users else match.entry.length + match.entry.doubles
 
 
 def _dispensable(request: Request) -> tuple[bool, bool, int, float, int]:
