@@ -189,6 +189,8 @@ class GgufFile:
             unpack, data = struct.Struct("<Q").unpack_from, self._bytes
             for _ in range(count):
                 end += 8 + unpack(data, end)[0]
+                if end > self.size:
+                    break
         else:
             end += count * (self._behind(name, item_type, first) - first)
         self._check(end)

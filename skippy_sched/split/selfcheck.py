@@ -13,11 +13,14 @@ from pathlib import Path
 from skippy_sched.errors import SplitError
 from skippy_sched.native import (
     ActivationFrame,
+    IterationEntry,
     Library,
     Model,
     ModelOptions,
+    Phase,
     SkippyNativeError,
     TokenSignal,
+    iteration_batch_sampled,
 )
 
 PROMPT_TOKENS = 16
@@ -26,28 +29,44 @@ DECODED_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a model answered: a token and its signal for the prompt and for each decode."""
+    """What a model answered, step by step: a token and its signal for each sequence."""
 
     tokens: list[int]
     signals: list[TokenSignal]
     boundaries: list[str]  # identity of what crosses each cut
 
 
-def run(library: Library, files: Sequence[Path]) -> Run:
-    """Prefill a prompt and decode greedily; one thread, one lane. Raises SplitError."""
+def prompt_of(vocabulary: int, length: int = PROMPT_TOKENS, number: int = 0) -> list[int]:
+    """Any tokens, but always the same ones."""
+    return [(7919 * place + 1009 + 104729 * number) % vocabulary for place in range(length)]
+
+
+def run(
+    library: Library,
+    files: Sequence[Path],
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    decoded_tokens: int = DECODED_TOKENS,
+    sequences: int = 1,
+    n_ubatch: int | None = None,
+) -> Run:
+    """Prefill prompts as one batch and decode them greedily as batches, with one thread and KV
+    per lane: the configuration in which a split has to be exact. Raises SplitError."""
+    batch = sequences * prompt_tokens
     options = ModelOptions(
-        ctx_size=2 * (PROMPT_TOKENS + DECODED_TOKENS),
-        lanes=1,
-        n_batch=64,
-        n_ubatch=64,
+        ctx_size=prompt_tokens + decoded_tokens + 1,
+        lanes=sequences,
+        n_batch=batch,
+        n_ubatch=n_ubatch or batch,
         n_threads=1,
         kv_unified=False,
-        batched_exports=True,
     )
     stages: list[Model] = []
     try:
         stages.extend(Model.open(library, file, options) for file in files)
-        return _run(stages)
+        vocabulary = stages[-1].facts.n_vocab
+        prompts = [prompt_of(vocabulary, prompt_tokens, n) for n in range(sequences)]
+        return _run(stages, prompts, decoded_tokens)
     except SkippyNativeError as error:
         raise SplitError(f"the self-check could not run {files[0]}: {error}") from error
     finally:
@@ -55,23 +74,24 @@ def run(library: Library, files: Sequence[Path]) -> Run:
             stage.close()
 
 
-def _run(stages: Sequence[Model]) -> Run:
-    sessions = [stage.create_session() for stage in stages]
-    vocabulary = stages[-1].facts.n_vocab
-    prompt = [(7919 * place + 1009) % vocabulary for place in range(PROMPT_TOKENS)]
+def _run(stages: Sequence[Model], prompts: Sequence[list[int]], decoded_tokens: int) -> Run:
+    sessions = [[stage.create_session() for _ in prompts] for stage in stages]
     tokens: list[int] = []
     signals: list[TokenSignal] = []
-    given = prompt
-    while len(tokens) <= DECODED_TOKENS:
-        frame: ActivationFrame | None = None
-        for session in sessions:
-            if tokens:
-                token, frame = session.decode_step_frame_sampled(given[0], None, frame)
-            else:
-                token, frame = session.prefill_chunk_frame_sampled(given, None, frame)
-        tokens.append(token)
-        signals.append(sessions[-1].last_token_signal())
-        given = [token]
+    given, phase = list(prompts), Phase.PREFILL
+    for _ in range(decoded_tokens + 1):
+        frames: list[ActivationFrame | None] = [None] * len(prompts)
+        for of_stage in sessions:
+            output = iteration_batch_sampled(
+                [
+                    IterationEntry(session, row, input=frame, phase=phase)
+                    for session, row, frame in zip(of_stage, given, frames, strict=True)
+                ]
+            )
+            frames = list(output.request_outputs)
+        given, phase = [[sample.predicted_token] for sample in output.samples], Phase.DECODE
+        tokens += [row[0] for row in given]
+        signals += [session.last_token_signal() for session in sessions[-1]]
     boundaries = [
         stage.output_boundary.frontier_identity.hex()
         for stage in stages
