@@ -1,4 +1,4 @@
-"""The skippy-sched command: serve, check-config, generate; more in simulate/commands.py.
+"""The skippy-sched command: serve, check-config, doctor, generate; more in simulate/commands.py.
 
 Imports what a command needs only when it runs: the command line must answer at once.
 """
@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("config", type=Path, metavar="FILE", help="TOML configuration")
     check.set_defaults(run=_check_config)
 
+    doctor = commands.add_parser(
+        "doctor", help="show the library and the model that serve would use, and what they lack"
+    )
+    _add_config(doctor)
+    doctor.set_defaults(run=_doctor)
+
     generate = commands.add_parser("generate", help="generate once, to the terminal")
     generate.add_argument("prompt", help="what to say to the model; - reads standard input")
     _add_config(generate)
@@ -128,6 +134,16 @@ def _check_config(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    config = _load(options)
+    from skippy_sched import logs
+    from skippy_sched.doctor import doctor
+
+    logs.configure(config.log.model_copy(update={"level": "warning"}))
+    with ExitStack() as stack:
+        return doctor(config, _say, _download_bar(stack))
+
+
 def _generate(options: argparse.Namespace) -> int:
     more = {} if options.lanes else {"one request": (("engine", "lanes"), 1)}
     config = _load(options, **more)
@@ -145,6 +161,11 @@ def _generate(options: argparse.Namespace) -> int:
             seed=options.seed,
             progress=_download_bar(stack),
         )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()  # in order with errors, also where both are written to one file
 
 
 def _download_bar(stack: ExitStack) -> Progress | None:

@@ -87,9 +87,10 @@ def _version(triple: tuple[int, int, int]) -> str:
 
 
 class Library:
-    """A loaded libskippy whose version and symbols were checked. Never unloaded.
+    """A loaded libskippy. Never unloaded.
 
-    `lib` is the cffi handle; calls through it release the GIL.
+    `lib` is the cffi handle; calls through it release the GIL. `absent` are the declared symbols
+    that it does not have.
     """
 
     def __init__(self, path: Path, lib: Any, version: tuple[int, int, int], absent: frozenset[str]):
@@ -106,6 +107,13 @@ class Library:
         Raises LibraryError: not loadable, another ABI version (both named), symbols missing (all
         named).
         """
+        library = cls.open(path)
+        library.check(expected)
+        return library
+
+    @classmethod
+    def open(cls, path: str | Path) -> Library:
+        """Load without a check, for those who only look. Raises LibraryError: no libskippy."""
         path = Path(path)
         _bound_spinning()
         try:
@@ -116,23 +124,27 @@ class Library:
         if not hasattr(lib, "skippy_abi_version"):
             raise LibraryError(f"{path} is not a libskippy: it has no symbol skippy_abi_version")
         raw = lib.skippy_abi_version()
-        version = (raw.major, raw.minor, raw.patch)
-        if expected is not None and version != expected:
+        symbols = (*REQUIRED_SYMBOLS, *OPTIONAL_SYMBOLS)
+        absent = frozenset(name for name in symbols if not hasattr(lib, name))
+        return cls(path, lib, (raw.major, raw.minor, raw.patch), absent)
+
+    def check(self, expected: tuple[int, int, int] | None = ABI) -> None:
+        """Raises LibraryError for another version than `expected`, and for missing symbols."""
+        if expected is not None and self.version != expected:
             raise LibraryError(
-                f"{path} speaks skippy ABI {_version(version)}, but {_version(expected)} is "
-                "expected exactly: use a library of that version, or configure the expected one"
+                f"{self.path} speaks skippy ABI {_version(self.version)}, but "
+                f"{_version(expected)} is expected exactly: use a library of that version, or "
+                "configure the expected one"
             )
-        missing = [name for name in REQUIRED_SYMBOLS if not hasattr(lib, name)]
+        missing = [name for name in REQUIRED_SYMBOLS if name in self.absent]
         if missing:
             raise LibraryError(
-                f"{path} (skippy ABI {_version(version)}) lacks {len(missing)} required "
+                f"{self.path} (skippy ABI {_version(self.version)}) lacks {len(missing)} required "
                 f"symbol(s): {', '.join(missing)}"
             )
-        absent = frozenset(name for name in OPTIONAL_SYMBOLS if not hasattr(lib, name))
-        return cls(path, lib, version, absent)
 
     def offers(self, symbol: str) -> bool:
-        """Whether an optional symbol is there."""
+        """Whether a symbol is there."""
         return symbol not in self.absent and hasattr(self.lib, symbol)
 
     def has(self, feature: int | str) -> bool:

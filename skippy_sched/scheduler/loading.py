@@ -109,15 +109,18 @@ def _options(config: Config, number: int, stages: int, layers: tuple[int, int]) 
 
 def _open(config: Config, path: Path, options: ModelOptions) -> Model:
     engine = config.engine
-    expected = None
-    if engine.expected_abi is not None:
-        major, minor, patch = (int(part) for part in engine.expected_abi.split("."))
-        expected = (major, minor, patch)
     try:
-        library = Library.load(find_library(engine.library), expected)
+        library = Library.load(find_library(engine.library), expected_abi(engine))
         model = Model.open(library, path, options)
     except SkippyNativeError as error:
         raise StartupError(f"cannot open {path} with library {engine.library}: {error}") from error
+    if not model.facts.known:
+        model.close()
+        raise StartupError(
+            f"library {engine.library} does not tell what it has opened, neither by "
+            "skippyx_model_facts nor by llama.cpp's own symbols: requests cannot be scheduled "
+            "without the vocabulary and the lanes; use a library that tells"
+        )
     if engine.deterministic and (reason := model.batch_invariant()) is not None:
         model.close()
         raise StartupError(
@@ -125,6 +128,14 @@ def _open(config: Config, path: Path, options: ModelOptions) -> Model:
             "use another model format or set it to false"
         )
     return model
+
+
+def expected_abi(engine: EngineSection) -> tuple[int, int, int] | None:
+    """The version that the library must have; None: any."""
+    if engine.expected_abi is None:
+        return None
+    major, minor, patch = (int(part) for part in engine.expected_abi.split("."))
+    return major, minor, patch
 
 
 def _lane_cells(engine: EngineSection) -> int:
