@@ -137,6 +137,20 @@ class SchedulerSection(Section):
     )
 
 
+class SpeculationSection(Section):
+    method: Literal["off", "ngram", "mtp"] = Field(
+        "off",
+        description="guess tokens ahead and check them at once; ngram: what followed the last "
+        "tokens earlier in the text; mtp: by heads that the model has for it",
+    )
+    draft_tokens: Annotated[int, Field(ge=1, le=8)] = Field(
+        4, description="tokens guessed at most, of one request in one iteration"
+    )
+    requests_max: Count = Field(
+        2, description="only while so many requests run or fewer: each is checked on its own"
+    )
+
+
 class ServerSection(Section):
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
@@ -169,5 +183,6 @@ class Config(Section):
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
     scheduler: SchedulerSection = SchedulerSection()
+    speculation: SpeculationSection = SpeculationSection()
     server: ServerSection = ServerSection()
     log: LogSection = LogSection()

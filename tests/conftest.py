@@ -52,6 +52,7 @@ def sim_config(sim_model: SimModel) -> Callable[..., Config]:
         *,
         engine: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
+        speculation: dict[str, Any] | None = None,
         server: dict[str, Any] | None = None,
     ) -> Config:
         return Config.model_validate(
@@ -65,6 +66,7 @@ def sim_config(sim_model: SimModel) -> Callable[..., Config]:
                     **(engine or {}),
                 },
                 "scheduler": scheduler or {},
+                "speculation": speculation or {},
                 "server": server or {},
             }
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from .activation import ActivationDesc, ActivationFrame, input_pointers, optional_bytes
 from .cdef import NATIVE_MTP_MAX_DRAFT_TOKENS, ffi
-from .errors import HostCheckError, Status, Unsupported
+from .errors import HostCheckError, NativeAnswerError, Status, Unsupported
 from .growth import must_grow
 from .results import NativeMtpDraft, VerifyOutput
 from .sampling import SamplingConfig, raw_sampling
@@ -320,6 +320,8 @@ class StageSession(SessionState):
                 draft,
             ),
         )
+        if count[0] > len(tokens):
+            raise NativeAnswerError(f"verify answered {count[0]} tokens to {len(tokens)}")
         return VerifyOutput(predicted[: count[0]].tolist(), NativeMtpDraft.of(draft), frame)
 
     # ---- after an execution -----------------------------------------------------------------

@@ -19,6 +19,7 @@ from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.prefix_cache import PrefixCache
 from skippy_sched.scheduler.reconcile import Reconciled, reconcile
 from skippy_sched.scheduler.request import Request, Status
+from skippy_sched.scheduler.speculation import Speculation
 from skippy_sched.scheduler.state import Limits, State
 
 
@@ -29,6 +30,11 @@ class UnderWay:
     iteration: Iteration
     plan: Plan
     chunk_requests: list[Request]
+    verify_requests: list[Request]
+
+    @property
+    def requests(self) -> list[Request]:
+        return [*self.plan.decodes, *self.chunk_requests, *self.verify_requests]
 
 
 class Scheduler:
@@ -43,8 +49,9 @@ class Scheduler:
         cache: PrefixCache | None = None,
         inter_token_s: float | None = None,
         preemption: Literal["auto", "swap", "recompute"] = "auto",
+        speculation: Speculation | None = None,
     ) -> None:
-        self.state = State(limits, share, cache)
+        self.state = State(limits, share, cache, speculation)
         self.preemption = preemption
         self.costs = costs or CostModel()
         self.inter_token_s = inter_token_s
@@ -123,10 +130,11 @@ class Scheduler:
             )
             self.state.fail(request, error, now)
 
-    def stop(self, request: Request, stop: str, now: float) -> bool:
+    def stop(self, request: Request, stop: str, now: float, behind: int = 0) -> bool:
         """End a request whose text reached a stop string; False if it had ended otherwise.
 
-        A stop string completed by the last allowed token still is a stop.
+        A stop string completed by the last allowed token still is a stop. So many tokens as are
+        ``behind`` the one that completed it do not count.
         """
         if request.status is Status.FINISHED:
             request.finish_reason = "stop"
@@ -135,6 +143,8 @@ class Scheduler:
         else:
             self.state.finish(request, "stop", now)
         request.stop_reason = stop
+        if behind:
+            self.state.take_back(request, behind)
         return True
 
     def fail(self, request: Request, error: RequestError, now: float) -> bool:
@@ -151,7 +161,7 @@ class Scheduler:
         """
         failed = []
         for under_way in self._under_way.values():
-            for request in (*under_way.plan.decodes, *under_way.chunk_requests):
+            for request in under_way.requests:
                 request.in_flight = 0
                 if request.status.is_final:
                     continue
@@ -200,11 +210,23 @@ class Scheduler:
             request = state.prefilling[chunk.key]
             request.in_flight = len(chunk.tokens)
             chunk_requests.append(request)
+        verify_requests = []
+        for verify in chosen.verifies:
+            request = state.decoding[verify.key]
+            request.in_flight = len(verify.tokens)
+            verify_requests.append(request)
         iteration = Iteration(
-            self._next_number, state.take_commands(), decode_keys, decode_tokens, chosen.chunks
+            self._next_number,
+            state.take_commands(),
+            decode_keys,
+            decode_tokens,
+            chosen.chunks,
+            chosen.verifies,
         )
         self._next_number += 1
-        self._under_way[iteration.number] = UnderWay(iteration, chosen, chunk_requests)
+        self._under_way[iteration.number] = UnderWay(
+            iteration, chosen, chunk_requests, verify_requests
+        )
         return iteration
 
     def on_outcome(self, outcome: Outcome, now: float) -> Reconciled:
@@ -215,11 +237,17 @@ class Scheduler:
         totals.iterations += 1
         totals.native_calls += outcome.native_calls
         totals.partial_batches += outcome.partial_batches
-        if iteration.decode_keys:
+        if decodes := len(iteration.decode_keys) + len(iteration.verifies):
             totals.decode_iterations += 1
-            totals.decode_rows += len(iteration.decode_keys)
+            totals.decode_rows += decodes
         reconciled = reconcile(
-            self.state, iteration, under_way.plan.decodes, under_way.chunk_requests, outcome, now
+            self.state,
+            iteration,
+            under_way.plan.decodes,
+            under_way.chunk_requests,
+            under_way.verify_requests,
+            outcome,
+            now,
         )
         totals.prefill_tokens += reconciled.prefill_tokens
         reconciled.work = under_way.plan.work

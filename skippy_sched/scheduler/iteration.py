@@ -75,7 +75,20 @@ class DropPrefix:
     sequence_id: int
 
 
-Command = OpenSession | CloseSession | ResetSession | SwapOut | SavePrefix | DropPrefix
+@dataclass(frozen=True, slots=True)
+class SettleVerify:
+    """After a verify of ``count`` tokens from position ``start``: keep the first ``accepted``."""
+
+    key: int
+    start: int
+    count: int
+    accepted: int
+    reusable = True
+
+
+Command = (
+    OpenSession | CloseSession | ResetSession | SwapOut | SavePrefix | DropPrefix | SettleVerify
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +102,23 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """A decode with a draft behind it: the first of ``tokens`` is the request's last one, the
+    others are a guess at what follows. ``propose``: so many tokens of the model's own are asked
+    for, to be the next draft."""
+
+    key: int
+    tokens: Sequence[int]
+    propose: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Iteration:
     """Commands, then one native batch: a row per decoding request and a row per chunk.
 
     The decode rows are two parallel lists, because there are many of them in every iteration and
-    they are all alike: one token at the session's position, sampled.
+    they are all alike: one token at the session's position, sampled. Each of ``verifies`` is a
+    native call of its own, behind the batch.
     """
 
     number: int
@@ -101,6 +126,7 @@ class Iteration:
     decode_keys: Sequence[int]
     decode_tokens: Sequence[int]
     chunks: Sequence[Chunk]
+    verifies: Sequence[Verify] = ()
 
 
 class Fate(Enum):
@@ -125,12 +151,16 @@ NO_SAMPLE = -1
 class Outcome:
     """What an iteration brought: a sample per decode row and per chunk, and the faults by key.
 
+    ``verified`` has the tokens that follow each verify's first one: the draft's as far as the
+    model chose them too, and one more. ``proposals`` has the model's guesses behind those.
     ``fatal`` says that the executor itself can't go on; then nothing else is to be relied on.
     """
 
     number: int
     decode_samples: Sequence[int] = ()
     chunk_samples: Sequence[int] = ()
+    verified: Sequence[Sequence[int]] = ()
+    proposals: Sequence[Sequence[int]] = ()
     faults: dict[int, Fault] = field(default_factory=dict)
     unsaved: list[int] = field(default_factory=list)  # sequence ids whose SavePrefix failed
     swapped_tokens: int = 0

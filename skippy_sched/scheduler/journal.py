@@ -50,6 +50,7 @@ class Journal:
                 "is": FORMAT,
                 "engine": config.engine.model_dump(mode="json"),
                 "scheduler": config.scheduler.model_dump(mode="json"),
+                "speculation": config.speculation.model_dump(mode="json"),
                 "facts": {**dataclasses.asdict(facts), "chat_template": None},
             }
         )
@@ -98,9 +99,10 @@ class RecordingScheduler(Scheduler):
             self._journal.write({"is": "sweep", "now": now, "ended": keys})
         return ended
 
-    def stop(self, request: Request, stop: str, now: float) -> bool:
-        done = super().stop(request, stop, now)
-        self._journal.write({"is": "stop", "key": request.key, "stop": stop, "now": now})
+    def stop(self, request: Request, stop: str, now: float, behind: int = 0) -> bool:
+        done = super().stop(request, stop, now, behind)
+        record = {"is": "stop", "key": request.key, "stop": stop, "now": now, "behind": behind}
+        self._journal.write(record)
         return done
 
     def fail(self, request: Request, error: RequestError, now: float) -> bool:
@@ -230,6 +232,10 @@ def iteration_record(iteration: Iteration, decode_keys_before: list[int]) -> Rec
         record["chunks"] = [
             [chunk.key, chunk.start, len(chunk.tokens), chunk.sample_last]
             for chunk in iteration.chunks
+        ]
+    if iteration.verifies:
+        record["verifies"] = [
+            [verify.key, list(verify.tokens), verify.propose] for verify in iteration.verifies
         ]
     return record
 

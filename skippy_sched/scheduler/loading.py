@@ -18,6 +18,7 @@ from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.prefix_cache import PrefixCache
+from skippy_sched.scheduler.speculation import Speculation
 from skippy_sched.scheduler.state import Limits
 from skippy_sched.split.manifest import read_manifest
 
@@ -29,6 +30,8 @@ TEXT_CELLS = 32
 LLAMA_SEQUENCES_MAX = 256
 #: Saved prefixes; finding a victim looks at all of them.
 PREFIX_ENTRIES_MAX = 64
+#: What drafts are verified with.
+VERIFY_FEATURES = ("BATCH_VERIFY_FRAME", "SESSION_TRIM")
 
 
 def open_models(config: Config) -> list[Model]:
@@ -61,7 +64,8 @@ def open_model(config: Config) -> Model:
 def open_for_text(config: Config) -> Model:
     """Only to tokenize and detokenize, so with as small a KV cache as there is; as open_models."""
     path, layers = _files(config)[-1]
-    options = replace(_options(config, 0, 1, layers), ctx_size=TEXT_CELLS, lanes=1)
+    options = _options(config, 0, 1, layers)
+    options = replace(options, ctx_size=TEXT_CELLS, lanes=1, mtp_source="disabled")
     return _open(config, path, options)
 
 
@@ -87,6 +91,7 @@ def _files(config: Config) -> list[tuple[Path, tuple[int, int]]]:
 def _options(config: Config, number: int, stages: int, layers: tuple[int, int]) -> ModelOptions:
     engine = config.engine
     microbatch = min(engine.microbatch_tokens, engine.batch_tokens)
+    is_last = number == stages - 1
     threads = 1 if engine.deterministic else engine.threads or 0
     if stages > 1 and threads != 1:  # they compute side by side
         threads = max(1, (threads or len(os.sched_getaffinity(0))) // stages)
@@ -104,6 +109,7 @@ def _options(config: Config, number: int, stages: int, layers: tuple[int, int]) 
         stage_index=number,
         layer_start=layers[0],
         layer_end=layers[1],
+        mtp_source="integrated" if config.speculation.method == "mtp" and is_last else "disabled",
     )
 
 
@@ -111,6 +117,7 @@ def _open(config: Config, path: Path, options: ModelOptions) -> Model:
     engine = config.engine
     try:
         library = Library.load(find_library(engine.library), expected_abi(engine))
+        _check_speculation(config, library)
         model = Model.open(library, path, options)
     except SkippyNativeError as error:
         raise StartupError(f"cannot open {path} with library {engine.library}: {error}") from error
@@ -136,6 +143,20 @@ def expected_abi(engine: EngineSection) -> tuple[int, int, int] | None:
         return None
     major, minor, patch = (int(part) for part in engine.expected_abi.split("."))
     return major, minor, patch
+
+
+def _check_speculation(config: Config, library: Library) -> None:
+    method = config.speculation.method
+    wanted = {"off": (), "ngram": VERIFY_FEATURES, "mtp": (*VERIFY_FEATURES, "NATIVE_MTP_N1")}
+    missing = [feature for feature in wanted[method] if not library.has(feature)]
+    if missing and library.features:  # a library that tells no features may have all
+        others = 'use another library, or set it to "off"'
+        if method == "mtp" and missing == ["NATIVE_MTP_N1"]:
+            others = 'use a library with native drafts, or set it to "ngram" or "off"'
+        raise StartupError(
+            f'speculation.method = "{method}" cannot be used: {library.path} does not offer '
+            f"{', '.join(missing)}; {others}"
+        )
 
 
 def _lane_cells(engine: EngineSection) -> int:
@@ -180,6 +201,7 @@ def make_scheduler(
         cache=_prefix_cache(config, facts),
         inter_token_s=None if target_ms is None else target_ms / 1000,
         preemption=settings.preemption,
+        speculation=None if config.speculation.method == "off" else Speculation(config.speculation),
     )
 
 

@@ -21,6 +21,7 @@ class IterationRecord:
     prefill_tokens: int
     prefill_requests: int
     decode_requests: int
+    draft_tokens: int
     native_s: float
     plan_s: float
     reconcile_s: float
@@ -82,6 +83,8 @@ class Statistics:
     prefill_tokens: int
     native_calls: int
     partial_batches: int
+    drafted_tokens: int
+    accepted_tokens: int
     requeued_entries: int
     last_iteration_age_s: float | None
     draining: bool
@@ -136,6 +139,8 @@ def snapshot(
         prefill_tokens=totals.prefill_tokens,
         native_calls=totals.native_calls,
         partial_batches=totals.partial_batches,
+        drafted_tokens=totals.drafted_tokens,
+        accepted_tokens=totals.accepted_tokens,
         requeued_entries=totals.requeued_rows,
         last_iteration_age_s=last_iteration_age_s,
         draining=draining,

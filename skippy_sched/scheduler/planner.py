@@ -3,6 +3,7 @@
 Decodes first, so that no running stream ever waits for somebody's prompt; then the prompts that
 have a lane, in the order of their admission; then new ones while lanes last. Prompts share what
 the budget leaves: tokens of the native batch, and the time that running streams can spare.
+Drafts take what is left after all that.
 Does not change the state and does not talk to an engine.
 """
 
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from skippy_sched.scheduler.cost import Coefficients, Work
-from skippy_sched.scheduler.iteration import Chunk
+from skippy_sched.scheduler.iteration import Chunk, Verify
 from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Match, common_length
 from skippy_sched.scheduler.request import Request, Status
+from skippy_sched.scheduler.speculation import Speculation
 from skippy_sched.scheduler.state import State
 
 
@@ -87,6 +89,7 @@ class Plan:
 
     decodes: list[Request]
     chunks: list[Chunk]
+    verifies: list[Verify]
     admit: list[tuple[Request, Match | None]]
     preempt: list[Request]
     evict_tokens: int
@@ -95,7 +98,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks
+        return not (self.decodes or self.chunks or self.verifies)
 
 
 def plan(state: State, budget: Budget, now: float) -> Plan:
@@ -124,6 +127,7 @@ class _Planner:
         self.cached = 0
         self.decodes: list[Request] = []
         self.chunks: list[Chunk] = []
+        self.verifies: list[Verify] = []
         self.admit: list[tuple[Request, Match | None]] = []
         self.preempted: dict[int, Request] = {}
         self.waits: dict[int, Wait] = {}
@@ -141,10 +145,22 @@ class _Planner:
         allowed = self.left = self.budget.prefill_tokens(len(self.decodes), self.cached)
         self.choose_chunks()
         self.choose_admissions()
-        work = Work(len(self.decodes), allowed - self.left, self.cached)
-        preempt = list(self.preempted.values())
+        prefill_tokens, rows = allowed - self.left, len(self.decodes)
+        if self.state.speculation is not None:
+            self.choose_drafts(self.state.speculation)
+            rows = len(self.decodes) + sum(len(verify.tokens) for verify in self.verifies)
+        return self.chosen(Work(rows, prefill_tokens, self.cached))
+
+    def chosen(self, work: Work) -> Plan:
         return Plan(
-            self.decodes, self.chunks, self.admit, preempt, self.evict_tokens, self.waits, work
+            self.decodes,
+            self.chunks,
+            self.verifies,
+            self.admit,
+            list(self.preempted.values()),
+            self.evict_tokens,
+            self.waits,
+            work,
         )
 
     def plan_suspect(self, suspect: Request) -> Plan:
@@ -170,11 +186,7 @@ class _Planner:
             self.decodes.append(suspect)
         else:
             self.give(suspect, suspect.computed)
-        work = Work(len(self.decodes), allowed - self.left, suspect.computed)
-        preempt = list(self.preempted.values())
-        return Plan(
-            self.decodes, self.chunks, self.admit, preempt, self.evict_tokens, self.waits, work
-        )
+        return self.chosen(Work(len(self.decodes), allowed - self.left, suspect.computed))
 
     # --- running requests -------------------------------------------------------------------------
 
@@ -230,6 +242,32 @@ class _Planner:
             self.chunks.append(Chunk(request.key, computed, chunk, given == wanted))
             self.left -= given
             self.cached += computed
+
+    # --- drafts -----------------------------------------------------------------------------------
+
+    def choose_drafts(self, speculation: Speculation) -> None:
+        """Behind the decodes of few requests, with tokens and cells that nobody else could use.
+
+        Each verify is a native call of its own, so with many requests a batch serves them better.
+        """
+        running = self.state.running - len(self.preempted) + len(self.admit)
+        if running > speculation.requests_max:
+            return
+        for request in list(self.decodes):
+            # The verify brings one token more than it accepts.
+            room = request.token_limit - len(request.tokens) - 1
+            room = min(room, speculation.draft_tokens, self.left)
+            if self.cells is not None:
+                room = min(room, self.cells)
+            draft = speculation.draft(request, room) if room > 0 else ()
+            propose = speculation.draft_tokens if speculation.proposes else 0
+            if not draft and not propose:
+                continue
+            self.decodes.remove(request)
+            self.verifies.append(Verify(request.key, [request.tokens[-1], *draft], propose))
+            self.left -= len(draft)
+            if self.cells is not None:
+                self.cells -= len(draft)
 
     # --- memory -----------------------------------------------------------------------------------
 

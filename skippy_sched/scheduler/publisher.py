@@ -6,6 +6,7 @@ Runs while the next iteration does. Knows streams, text and the observer; nothin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from skippy_sched.clock import Clock
 from skippy_sched.scheduler.core import Scheduler
@@ -52,13 +53,28 @@ class Publisher:
                 self.end(request, (token,), text)
             elif not stream.push(Event((token,), text)):
                 request.paused = True
+        for request, run in reconciled.runs:
+            if (stream := streams.get(request.key)) is not None:
+                self._publish_run(request, stream, run)
         for request in reconciled.ended:
             self.end(request)
 
-    def _apply_stop(self, request: Request, stream: Stream) -> None:
+    def _publish_run(self, request: Request, stream: Stream, run: Sequence[int]) -> None:
+        """Several tokens at once; those behind the end of a stop string are never told."""
+        text, told = "", 0
+        while told < len(run) and stream.assembler.stopped_by is None:
+            text += stream.assembler.push(run[told])
+            told += 1
+        self._apply_stop(request, stream, len(run) - told)
+        if request.status.is_final:
+            self.end(request, tuple(run[:told]), text)
+        elif not stream.push(Event(tuple(run), text)):
+            request.paused = True
+
+    def _apply_stop(self, request: Request, stream: Stream, behind: int = 0) -> None:
         stop = stream.assembler.stopped_by
         if stop is not None:
-            self._scheduler.stop(request, stop, self._clock.now())
+            self._scheduler.stop(request, stop, self._clock.now(), behind)
 
     def end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
         """Give the terminal answer, once, and forget the request."""
@@ -89,7 +105,8 @@ class Publisher:
                 outcome.number,
                 reconciled.prefill_tokens,
                 len(outcome.chunk_samples),
-                len(outcome.decode_samples),
+                len(outcome.decode_samples) + len(outcome.verified),
+                reconciled.draft_tokens,
                 outcome.native_s,
                 plan_s,
                 reconcile_s,

@@ -6,6 +6,7 @@ told, and only after it has returned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from skippy_sched.errors import EngineFailure
@@ -17,6 +18,8 @@ from skippy_sched.scheduler.iteration import (
     Iteration,
     Outcome,
     ResetSession,
+    SettleVerify,
+    Verify,
 )
 from skippy_sched.scheduler.request import Request, Status
 from skippy_sched.scheduler.state import State
@@ -27,12 +30,15 @@ RESTARTS_MAX = 3
 
 @dataclass(slots=True)
 class Reconciled:
-    """``tokens``: who got which token. ``ended``: whose last word this is. Order is the batch's."""
+    """``tokens``: who got which token; ``runs``: who got several at once. ``ended``: whose last
+    word this is. Order is the batch's."""
 
     tokens: list[tuple[Request, int]] = field(default_factory=list)
+    runs: list[tuple[Request, Sequence[int]]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     prefill_tokens: int = 0
+    draft_tokens: int = 0
     work: Work | None = None
 
 
@@ -41,10 +47,11 @@ def reconcile(
     iteration: Iteration,
     decodes: list[Request],
     chunk_requests: list[Request],
+    verify_requests: list[Request],
     outcome: Outcome,
     now: float,
 ) -> Reconciled:
-    """``decodes`` and ``chunk_requests`` are the requests of the iteration's rows, in row order."""
+    """The lists of requests are those of the iteration's rows, in row order."""
     assert outcome.number == iteration.number
     result = Reconciled()
     faults = outcome.faults
@@ -100,21 +107,68 @@ def reconcile(
         request.tokens.append(sample)
         tokens.append((request, sample))
         _end_by_token(state, request, sample, result, now)
+    if verify_requests:
+        _apply_verifies(state, iteration.verifies, verify_requests, outcome, result, now)
     if faults:
-        _apply_faults_without_rows(state, decodes, chunk_requests, faults, result, now)
+        rows = {request.key for request in (*decodes, *chunk_requests, *verify_requests)}
+        _apply_faults_without_rows(state, rows, faults, result, now)
     return result
 
 
-def _apply_faults_without_rows(
+def _apply_verifies(
     state: State,
-    decodes: list[Request],
-    chunk_requests: list[Request],
-    faults: dict[int, Fault],
+    verifies: Sequence[Verify],
+    requests: list[Request],
+    outcome: Outcome,
     result: Reconciled,
     now: float,
 ) -> None:
+    """Several tokens at once, up to one that ends the request; then the session is cut back.
+
+    What was computed is charged, also for a draft that was wrong.
+    """
+    proposals = outcome.proposals or [()] * len(requests)
+    for request, verify, got, proposal in zip(
+        requests, verifies, outcome.verified, proposals, strict=True
+    ):
+        request.in_flight = 0
+        if request.key in outcome.faults:
+            _apply_fault(state, request, outcome.faults[request.key], result, now)
+            continue
+        if request.status.is_final:
+            continue
+        if request.crashes:
+            state.clear_suspicion(request)
+        count = len(verify.tokens)
+        result.draft_tokens += count - 1
+        ends = (i for i, token in enumerate(got, start=1) if token in request.stop_tokens)
+        tokens = list(got[: next(ends, len(got))])
+        assert 1 <= len(tokens) <= count, (verify, got)
+        state.share.served[request.tenant] += request.charge * count
+        if request.last_token_at is not None:
+            result.gaps_s.append(now - request.last_token_at)
+            result.gaps_s += [0.0] * (len(tokens) - 1)
+        request.last_token_at = now
+        start = request.computed
+        request.computed += len(tokens)
+        request.tokens += tokens
+        request.drafted_tokens += count - 1
+        request.accepted_tokens += len(tokens) - 1
+        state.totals.drafted_tokens += count - 1
+        state.totals.accepted_tokens += len(tokens) - 1
+        result.runs.append((request, tokens))
+        _end_by_token(state, request, tokens[-1], result, now)
+        if request.status.is_final:
+            continue
+        state.commands.append(SettleVerify(request.key, start, count, len(tokens)))
+        if proposal and state.speculation is not None:
+            state.speculation.proposed(request, proposal)
+
+
+def _apply_faults_without_rows(
+    state: State, rows: set[int], faults: dict[int, Fault], result: Reconciled, now: float
+) -> None:
     """A command can fail for a request that had no row: it has a lane, but no tokens yet."""
-    rows = {request.key for request in (*decodes, *chunk_requests)}
     for key in faults.keys() - rows:
         request = state.prefilling.get(key) or state.decoding.get(key)
         if request is not None:

@@ -36,11 +36,16 @@ class RequestParams:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Exact token counts of one request; ``cached_tokens`` of the prompt were not computed."""
+    """Exact token counts of one request; ``cached_tokens`` of the prompt were not computed.
+
+    Accepted draft tokens are those of the completion that took no iteration of their own.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -85,6 +90,7 @@ class Request:
     """
 
     __slots__ = (
+        "accepted_tokens",
         "arrived_at",
         "cached_tokens",
         "cancel_requested",
@@ -92,6 +98,7 @@ class Request:
         "computed",
         "crashes",
         "deadline_at",
+        "drafted_tokens",
         "entry",
         "error",
         "finish_reason",
@@ -160,6 +167,9 @@ class Request:
         self.in_flight = 0
         #: times its session was lost and its tokens computed again
         self.restarts = 0
+        #: guesses at its next tokens that were verified, and those of them that it got
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         #: its consumer's buffer is full
         self.paused = False
         self.cancel_requested = False
@@ -178,7 +188,13 @@ class Request:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        return Usage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            self.accepted_tokens,
+            self.drafted_tokens - self.accepted_tokens,
+        )
 
     def __repr__(self) -> str:
         return (

@@ -28,6 +28,7 @@ from skippy_sched.native import (
 )
 from skippy_sched.scheduler.iteration import NO_SAMPLE, Fate, Fault, Iteration, Outcome
 from skippy_sched.scheduler.stage import Stage
+from skippy_sched.scheduler.verify import VerifyRow, answer_verifies, pass_verifies, verify_rows
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Passage:
     outcome: Outcome
     rows: Sequence[Row]
     samples: dict[int, int]
+    verifies: Sequence[VerifyRow] = ()
     output: IterationBatchOutput | None = None
     repairs: list[Callable[[], None]] = field(default_factory=list)
 
@@ -81,7 +83,8 @@ class ModelRunner:
         return self.finish(passage)
 
     def begin(self, iteration: Iteration) -> Passage:
-        return Passage(iteration, Outcome(iteration.number), _rows(iteration), {})
+        outcome = Outcome(iteration.number)
+        return Passage(iteration, outcome, _rows(iteration), {}, verify_rows(iteration))
 
     def advance(self, passage: Passage, number: int) -> None:
         """The iteration's part on one stage: its commands there, then the rows' batch."""
@@ -90,6 +93,7 @@ class ModelRunner:
         for command in passage.iteration.commands:
             stage.command(command, passage.outcome)
         self._pass(passage, stage)
+        pass_verifies(passage.verifies, stage, passage.outcome)
         passage.outcome.native_s += self._clock() - began
 
     def finish(self, passage: Passage) -> Outcome:
@@ -97,6 +101,7 @@ class ModelRunner:
         began = self._clock()
         self._settle(passage)
         self._answer(passage)
+        answer_verifies(passage.verifies, passage.outcome, self._vocabulary)
         passage.outcome.native_s += self._clock() - began
         return passage.outcome
 
@@ -138,6 +143,10 @@ class ModelRunner:
             self._pass(passage, stage)
             self._settle(passage)
             self._answer(passage)
+        if iteration.verifies:
+            verifies = verify_rows(iteration)
+            pass_verifies(verifies, stage, outcome)
+            answer_verifies(verifies, outcome, self._vocabulary)
         outcome.native_s = self._clock() - began
         return outcome
 

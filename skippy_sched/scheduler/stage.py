@@ -21,6 +21,7 @@ from skippy_sched.scheduler.iteration import (
     Outcome,
     ResetSession,
     SavePrefix,
+    SettleVerify,
     SwapOut,
 )
 
@@ -63,10 +64,15 @@ class Stage:
                     self.sessions[key].save_prefix(sequence_id, length)
                 case DropPrefix(sequence_id):
                     self._drop_prefix(sequence_id)
+                case SettleVerify(key, start, count, accepted):
+                    if accepted == count:
+                        self.sessions[key].retire_verify_checkpoint(start, count)
+                    else:
+                        self.sessions[key].trim(start + accepted)
         except SkippyNativeError as error:
             match command:
-                case OpenSession(key) | ResetSession(key):
-                    # Restored or swapped in halfway, it can be computed; not opened, it can't.
+                case OpenSession(key) | ResetSession(key) | SettleVerify(key):
+                    # Restored, swapped in or cut halfway, it can be computed; not opened, not.
                     opened = key in self.sessions
                     fate = Fate.LOST if opened and command.reusable else Fate.FAILED
                     known = outcome.faults.get(key)  # of an earlier stage
@@ -97,8 +103,9 @@ class Stage:
         session = self.sessions[key]
         began = self._clock()
         try:
-            self._swapped[key] = session.export_full_state(*self._layers)
-            self._note_swap(session, began, outcome)
+            if key not in outcome.faults:  # otherwise nobody knows what it holds
+                self._swapped[key] = session.export_full_state(*self._layers)
+                self._note_swap(session, began, outcome)
         finally:
             self._close(key)
 

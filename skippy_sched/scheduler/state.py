@@ -23,6 +23,7 @@ from skippy_sched.scheduler.iteration import (
 from skippy_sched.scheduler.policy import FairShare, WaitingQueue
 from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Entry, Match, PrefixCache
 from skippy_sched.scheduler.request import FinishReason, Request, Status
+from skippy_sched.scheduler.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,25 @@ class Totals:
     native_calls: int = 0
     partial_batches: int = 0
     requeued_rows: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class State:
     """Requests by stage of life. Every live request is in exactly one container."""
 
     def __init__(
-        self, limits: Limits, share: FairShare | None = None, cache: PrefixCache | None = None
+        self,
+        limits: Limits,
+        share: FairShare | None = None,
+        cache: PrefixCache | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.limits = limits
         self.cache = PrefixCache(0) if cache is None else cache
         self.share = share or FairShare()
+        #: None: no drafts
+        self.speculation = speculation
         self.waiting = WaitingQueue(self.share, limits.aging_s)
         self.prefilling: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
@@ -284,6 +293,8 @@ class State:
         request.paused = False
         self.suspects.pop(request.key, None)
         self.share.leave(request.tenant)
+        if self.speculation is not None:
+            self.speculation.forget(request)
         totals = self.totals
         totals.generated_tokens += request.completion_tokens
         if status is Status.FINISHED:
@@ -292,6 +303,15 @@ class State:
             totals.cancelled += 1
         else:
             totals.failed += 1
+
+    def take_back(self, request: Request, tokens: int) -> None:
+        """An ended request's last tokens come after its end: a verify brought them all at once."""
+        assert request.status.is_final
+        del request.tokens[len(request.tokens) - tokens :]
+        request.computed = min(request.computed, len(request.tokens))
+        request.accepted_tokens -= tokens
+        self.totals.accepted_tokens -= tokens
+        self.totals.generated_tokens -= tokens
 
     # --- invariants ---------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Stream:
 
     __slots__ = (
         "_buffer_tokens",
+        "_buffered",
         "_ended",
         "_engine",
         "_error",
@@ -42,6 +43,7 @@ class Stream:
         self._engine = engine
         self._buffer_tokens = engine.stream_buffer_tokens
         self._events: deque[Event] = deque()
+        self._buffered = 0  # tokens of these
         self._waiter: asyncio.Future[None] | None = None
         self._error: RequestError | None = None
         self._ended = False
@@ -74,7 +76,8 @@ class Stream:
             finally:
                 self._waiter = None
         event = self._events.popleft()
-        if self.request.paused and len(self._events) * 2 <= self._buffer_tokens:
+        self._buffered -= len(event.token_ids)
+        if self.request.paused and self._buffered * 2 <= self._buffer_tokens:
             self._engine.resume(self.request)
         return event
 
@@ -86,6 +89,7 @@ class Stream:
         """Give the stream up; the request is cancelled if it still runs. Idempotent."""
         self.cancel()
         self._events.clear()
+        self._buffered = 0
         self._ended = True
 
     async def __aenter__(self) -> Stream:
@@ -102,11 +106,12 @@ class Stream:
             return True
         events, waiter = self._events, self._waiter
         events.append(event)
+        self._buffered += len(event.token_ids)
         if event.finish_reason is not None:
             self._ended = True
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        return len(events) < self._buffer_tokens
+        return self._buffered < self._buffer_tokens
 
     def fail(self, error: RequestError) -> None:
         if not self._ended:

@@ -70,6 +70,8 @@ class Generation:
             prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
             completion_tokens=sum(usage.completion_tokens for usage in self._usages),
             cached_tokens=sum(usage.cached_tokens for usage in firsts),
+            accepted_draft_tokens=sum(usage.accepted_draft_tokens for usage in self._usages),
+            rejected_draft_tokens=sum(usage.rejected_draft_tokens for usage in self._usages),
         )
 
     # --- whole ----------------------------------------------------------------------------------

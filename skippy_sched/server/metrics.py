@@ -90,6 +90,8 @@ COUNTERS = {
     "recomputed_tokens": ("Tokens computed again after a fault.", "recomputed_tokens"),
     "num_preemptions": ("Running requests that had to make room.", "preemptions"),
     "swaps": ("Preemptions that kept what was computed.", "swaps"),
+    "spec_decode_num_draft_tokens": ("Tokens guessed ahead and verified.", "drafted_tokens"),
+    "spec_decode_num_accepted_tokens": ("Of these, tokens that were right.", "accepted_tokens"),
     "iterations": ("Iterations executed.", "iterations"),
     "decode_iterations": ("Iterations with decode sequences.", "decode_iterations"),
     "decode_sequences": ("Decode sequences over all iterations.", "decode_sequences"),
@@ -159,7 +161,7 @@ class Metrics(Collector):
             self._itl.observe(gap_s)
         if record.decode_requests:
             self._batch.observe(record.decode_requests)
-        self._tokens.observe(record.prefill_tokens + record.decode_requests)
+        self._tokens.observe(record.prefill_tokens + record.decode_requests + record.draft_tokens)
         self._parts["plan"].observe(record.plan_s)
         self._parts["native"].observe(record.native_s)
         self._parts["reconcile"].observe(record.reconcile_s)

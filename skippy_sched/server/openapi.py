@@ -109,6 +109,9 @@ _ANSWERS: dict[str, Schema] = {
             "completion_tokens": _COUNT,
             "total_tokens": _COUNT,
             "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+            "completion_tokens_details": _object(
+                {"accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
+            ),
         }
     ),
     "Completion": _answer("text_completion", _object({**_CHOICE, "text": _TEXT})),

@@ -88,7 +88,11 @@ class Replay:
     def _open(self, header: Record) -> None:
         try:
             self.config = Config.model_validate(
-                {"engine": header["engine"], "scheduler": {**header["scheduler"], "journal": None}}
+                {
+                    "engine": header["engine"],
+                    "scheduler": {**header["scheduler"], "journal": None},
+                    "speculation": header.get("speculation", {}),
+                }
             )
             self.facts = ModelFacts(**header["facts"])
         except (KeyError, TypeError, ValueError) as error:
@@ -134,7 +138,8 @@ class Replay:
         request = self.requests[record["key"]]
         was_final = request.status.is_final
         if kind == "stop":
-            self._scheduler.stop(request, record["stop"], record["now"])
+            behind = record.get("behind", 0)
+            self._scheduler.stop(request, record["stop"], record["now"], behind)
         else:
             self._scheduler.fail(request, EngineFailure(record["error"]), record["now"])
         if not was_final:
@@ -148,7 +153,7 @@ class Replay:
         decided = iteration_record(iteration, self._decode_keys)
         self._decode_keys = list(iteration.decode_keys)
         where = f"iteration {record['number']} at {record['now']:.6f} s"
-        for name in ("number", "commands", "decodes", "chunks"):
+        for name in ("number", "commands", "decodes", "chunks", "verifies"):
             _compare(f"{where}: {name}", record.get(name, []), decided.get(name, []))
 
     def _outcome(self, record: Record) -> None:

@@ -22,6 +22,7 @@ from skippy_sched.config import Config
 from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull
 from skippy_sched.native import Library, Model, ModelOptions, find_library
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.iteration import Chunk, Verify
 from skippy_sched.scheduler.loading import open_model
 from skippy_sched.scheduler.planner import Wait
 from skippy_sched.scheduler.request import Request, RequestParams, Status
@@ -51,6 +52,22 @@ FAULTS = (
     "call=export_state status=RUNTIME_ERROR",
     "call=import_state status=RUNTIME_ERROR",
 )
+#: The same of a verify, and of cutting back what it computed too much.
+VERIFY_FAULTS = (
+    "call=verify status=RUNTIME_ERROR when=before",
+    "call=verify status=RUNTIME_ERROR when=after",
+    "call=verify status=RUNTIME_ERROR when=middle",
+    "call=verify effect=wrong_count",
+    "call=verify effect=token_out_of_range",
+    "call=verify effect=fewer_samples",
+    "call=verify effect=position_off_by_one",
+    "call=verify effect=silent_drop",
+    "call=trim status=RUNTIME_ERROR when=after",
+    "call=trim status=RUNTIME_ERROR when=middle",
+    "call=retire status=RUNTIME_ERROR",
+)
+#: The simulated engine's tokens before and after an answer that a prompt holds.
+SCRIPT, END = 258, 259
 TENANTS = ("red", "green", "blue")
 #: Turns of the loop per token that has to be computed; more means that it goes round in circles.
 STEPS_PER_TOKEN_MAX = 40
@@ -66,7 +83,8 @@ class Scenario:
     requests: int
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Scenario:
+    def draw(cls, rng: random.Random, drafts: random.Random) -> Scenario:
+        """``drafts`` decides on speculation, so that a seed's other choices do not hang on it."""
         lanes = rng.choice((1, 2, 3, 4, 8))
         context = rng.choice((48, 96, 200))
         shared = rng.random() < 0.6
@@ -108,6 +126,19 @@ class Scenario:
             },
             "scheduler": scheduler,
         }
+        if drafts.random() < 0.5:
+            config["speculation"] = {
+                "method": drafts.choice(("ngram", "mtp")),
+                "draft_tokens": drafts.randrange(1, 9),
+                "requests_max": drafts.choice((1, 2, 8)),
+            }
+            spec += [
+                f"mtp_heads = {drafts.choice((1, 3, 8))}",
+                f"mtp_wrong_every = {drafts.choice((0, 2, 7))}",
+            ]
+            if faults:
+                rule, often = drafts.choice(VERIFY_FAULTS), drafts.choice((5, 50, 300))
+                faults.append(f"{rule} probability_per_mille={often} count=0")
         return cls(config, spec, faults, rng.randrange(5, 40))
 
 
@@ -129,7 +160,8 @@ class Storm:
 
     def __init__(self, seed: int, folder: Path, library: str = "sim") -> None:
         self.rng = rng = random_generator(seed)
-        self.scenario = Scenario.draw(rng)
+        self.drafts = random_generator(seed + 2**32)
+        self.scenario = Scenario.draw(rng, self.drafts)
         path = folder / f"storm-{seed}.sim"
         self._reference = folder / f"alone-{seed}.sim"
         spec = ["skippy-sim 1", *self.scenario.spec]
@@ -148,6 +180,20 @@ class Storm:
 
     def _tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(1, 256) for _ in range(count)]
+
+    def _scripted(self, room: int) -> list[int]:
+        """A prompt whose answer repeats itself, so that lookups find drafts, right and wrong."""
+        rng = self.drafts
+        parts = [self._tokens_of(rng, rng.randrange(1, 5)) for _ in range(3)]
+        answer: list[int] = []
+        while len(answer) < rng.randrange(1, 40):
+            answer += rng.choice(parts)
+        answer = answer[: max(0, room - 2)]
+        return [SCRIPT, *answer, END][-room:]
+
+    @staticmethod
+    def _tokens_of(rng: random.Random, count: int) -> list[int]:
+        return [rng.randrange(1, 256) for _ in range(count)]
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -199,6 +245,8 @@ class Storm:
         rng, context = self.rng, self.engine.context_tokens
         prompt = rng.choice(self.prefixes)[: rng.randrange(120)] if rng.random() < 0.6 else []
         prompt = (prompt + self._tokens(rng.choice((1, 3, 20, 90))))[: context - 1]
+        if self.config.speculation.method != "off" and self.drafts.random() < 0.6:
+            prompt = self._scripted(context // 2)
         room = context - len(prompt)
         sampling = SamplingConfig()
         if rng.random() < 0.3:
@@ -259,12 +307,25 @@ class Storm:
                 if stopped and not request.status.is_final:
                     assert self.engine.scheduler.stop(request, "stop", step.now)
                     ended.append(request)
+            for request, run in step.reconciled.runs:
+                if self._tell_run(request, run, step.now):
+                    ended.append(request)
             ended += step.reconciled.ended
-        for request in ended:
+        for request in dict.fromkeys(ended):
             told = self.told[request.key]
             assert not told.ended, f"{request} was answered twice"
             assert request.status.is_final
             told.ended = True
+
+    def _tell_run(self, request: Request, run: Sequence[int], now: float) -> bool:
+        """Several tokens at once; whether the text stops among them. Those behind do not count."""
+        told = self.told[request.key]
+        assert not told.ended, f"tokens for {request} after its end"
+        room = len(run) if told.stop_after is None else told.stop_after - len(told.tokens)
+        told.tokens += run[:room]
+        if room > len(run) or told.stop_after is None:
+            return False
+        return self.engine.scheduler.stop(request, "stop", now, len(run) - room)
 
     # --- what must hold ---------------------------------------------------------------------------
 
@@ -293,13 +354,19 @@ class Storm:
     def _check_iteration(self, step: Step) -> None:
         iteration, state = step.iteration, self.engine.scheduler.state
         assert iteration is not None
-        chunks = iteration.chunks
-        keys = [*iteration.decode_keys, *(chunk.key for chunk in chunks)]
+        chunks, verifies = iteration.chunks, iteration.verifies
+        rows: list[Chunk | Verify] = [*chunks, *verifies]
+        keys = [*iteration.decode_keys, *(row.key for row in rows)]
         assert len(keys) == len(set(keys)), "a session twice in an iteration"
-        tokens = len(iteration.decode_keys) + sum(len(chunk.tokens) for chunk in chunks)
+        tokens = len(iteration.decode_keys) + sum(len(row.tokens) for row in rows)
         assert tokens <= state.limits.batch_tokens
         assert all(chunk.tokens for chunk in chunks), "an empty chunk"
         assert all(len(chunk.tokens) <= state.limits.chunk_tokens for chunk in chunks)
+        speculation = self.config.speculation
+        assert all(len(row.tokens) <= speculation.draft_tokens + 1 for row in verifies)
+        if verifies:
+            assert speculation.method != "off"
+            assert len(keys) <= speculation.requests_max, "drafts among too many requests"
 
     def _check_order(self, step: Step) -> None:
         """Nobody is passed for ever: who comes ``k`` times ``aging_s`` after a waiting request of
@@ -343,6 +410,11 @@ class Storm:
         assert state.kv_tokens == state.cache.tokens
         assert not model.sessions
         totals = state.totals
+        usages = [told.request.usage for told in self.told.values()]
+        assert totals.accepted_tokens == sum(usage.accepted_draft_tokens for usage in usages)
+        assert totals.generated_tokens == sum(usage.completion_tokens for usage in usages)
+        drafted = sum(u.accepted_draft_tokens + u.rejected_draft_tokens for u in usages)
+        assert totals.drafted_tokens == drafted
         assert totals.accepted == len(self.told)
         assert totals.finished + totals.cancelled + totals.failed == totals.accepted
         if not self.scenario.faults and model.facts.kv_unified:

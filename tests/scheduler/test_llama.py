@@ -108,3 +108,29 @@ async def test_a_corrupt_model_file_is_one_line(
             pass
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.timeout(240)
+async def test_drafts_do_not_change_a_text(default_model: Path) -> None:
+    """Greedy and sampled, alone and in company, on a prompt that the model goes on repeating."""
+    prompt = "One, two, three, four.\n" * 6
+    greedy = RequestParams(max_tokens=48, ignore_eos=True)
+    sampling = SamplingConfig(enabled=True, temperature=0.7, top_k=40, seed=11)
+    requests = [
+        (prompt, greedy),
+        (PROMPTS[2], greedy),
+        (prompt, RequestParams(max_tokens=48, ignore_eos=True, sampling=sampling)),
+    ]
+    answers = []
+    for method in ("off", "ngram"):
+        given = {
+            "model": {"path": str(default_model)},
+            "engine": {"lanes": 3, "context_tokens": 256, "deterministic": True},
+            "speculation": {"method": method, "requests_max": 3},
+        }
+        async with Engine.open(Config.model_validate(given)) as engine:
+            answers.append(await asyncio.gather(*(answer(engine, *one) for one in requests)))
+            assert_books_balance(engine)
+            accepted = engine.statistics().accepted_tokens
+    assert [a.tokens for a in answers[1]] == [a.tokens for a in answers[0]]
+    assert accepted > 30

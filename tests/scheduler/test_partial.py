@@ -11,12 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from skippy_sched.config import SpeculationSection
 from skippy_sched.errors import EngineFailure
 from skippy_sched.native import Library, Model, ModelOptions, find_library
 from skippy_sched.scheduler.core import Scheduler
-from skippy_sched.scheduler.iteration import OpenSession
+from skippy_sched.scheduler.iteration import OpenSession, SettleVerify
 from skippy_sched.scheduler.request import Request, RequestParams, Status
 from skippy_sched.scheduler.runner import ModelRunner
+from skippy_sched.scheduler.speculation import Speculation
 from skippy_sched.scheduler.state import Limits
 from tests.conftest import SimModel
 
@@ -53,7 +55,12 @@ def two_stages(sim_model: SimModel, faults_of_first: list[str]) -> Iterator[Mode
         runner.close()
 
 
-def run(runner: ModelRunner, prompts: list[list[int]], max_tokens: int) -> list[Request]:
+def run(
+    runner: ModelRunner,
+    prompts: list[list[int]],
+    max_tokens: int,
+    speculation: Speculation | None = None,
+) -> list[Request]:
     """Drive the scheduler over the stages until all has ended; invariants after each step."""
     limits = Limits(
         lanes=LANES,
@@ -63,7 +70,7 @@ def run(runner: ModelRunner, prompts: list[list[int]], max_tokens: int) -> list[
         waiting_requests=100,
         waiting_tokens=10_000,
     )
-    scheduler = Scheduler(limits)
+    scheduler = Scheduler(limits, speculation=speculation)
     requests = []
     for key, prompt in enumerate(prompts):
         params = RequestParams(max_tokens=max_tokens)
@@ -88,7 +95,10 @@ def run(runner: ModelRunner, prompts: list[list[int]], max_tokens: int) -> list[
         outcome = runner.execute(iteration)
         scheduler.on_outcome(outcome, 0.0)
         scheduler.state.check()
+        ahead = {c.key for c in scheduler.state.commands if isinstance(c, SettleVerify)}
         for request in requests:
+            if request.key in ahead:  # to be cut back to what was accepted
+                continue
             if request.status in (Status.PREFILL, Status.DECODE) or request.key in opened:
                 for session in runner.sessions(request.key):
                     assert session.position == session.token_count
@@ -137,3 +147,26 @@ def test_a_whole_model_in_two_stages_gives_the_whole_models_text(sim_model: SimM
     with two_stages(sim_model, []) as staged:
         split = run(staged, PROMPTS, 6)
     assert [r.tokens for r in split] == [r.tokens for r in whole]
+
+
+@pytest.mark.parametrize("entry", [None, 0, 3])
+def test_verifies_pass_both_stages_and_a_batch_that_stops_leaves_them_alone(
+    sim_model: SimModel, entry: int | None
+) -> None:
+    """Half of the requests have drafts; one of the others fails."""
+    scripts = [[258, *[n + 10, n + 11, n + 12] * 3, n, n + 10, n + 11, 259] for n in range(4)]
+    prompts = [*PROMPTS[:4], *scripts]
+    drafts = Speculation(SpeculationSection(method="ngram", requests_max=LANES))
+    with two_stages(sim_model, []) as runner:
+        without = run(runner, prompts, 12)
+    faults = [] if entry is None else [f"call=decode lane={entry} nth=3 status=RUNTIME_ERROR"]
+    with two_stages(sim_model, faults) as runner:
+        requests = run(runner, prompts, 12, drafts)
+    for index, (request, expected) in enumerate(zip(requests, without, strict=True)):
+        if index == entry:
+            assert isinstance(request.error, EngineFailure)
+        else:
+            assert request.tokens == expected.tokens
+    for request in requests[4:]:
+        assert request.usage.accepted_draft_tokens > 0
+        assert request.usage.rejected_draft_tokens > 0

@@ -29,6 +29,10 @@ async def test_a_completion_has_the_documented_shape(serving, script):
             "completion_tokens": 6,
             "total_tokens": 13,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
 
 
@@ -200,3 +204,22 @@ async def test_a_higher_priority_gets_the_lane_first(serving):
             tasks.create_task(ask("low", service_tier="flex"))
             tasks.create_task(ask("normal"))
         assert order == ["first", "normal", "low"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_and_metrics_tell_what_became_of_drafts(serving, script, stream):
+    speculation = {"method": "ngram", "draft_tokens": 4}
+    async with serving(speculation=speculation) as client:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        prompt = script("abcdabcdabceabcd")
+        response = await client.complete(prompt, max_tokens=17, stream=stream, **options)
+        assert response.text() == "abcdabcdabceabcd"
+        usage = response.events[-1]["usage"] if stream else response.json["usage"]
+        details = usage["completion_tokens_details"]
+        accepted, rejected = details.values()
+        assert usage["completion_tokens"] == 17
+        assert accepted > 8
+        assert rejected > 0
+        metrics = await client.metrics()
+        assert metrics["skippy:spec_decode_num_accepted_tokens_total"] == accepted
+        assert metrics["skippy:spec_decode_num_draft_tokens_total"] == accepted + rejected
