@@ -23,12 +23,17 @@ from skippy_sched.native import (
     Library,
     Model,
     ModelOptions,
+    SamplingConfig,
     StageSession,
     find_library,
 )
 from skippy_sched.native.cdef import ACTIVATION_PART_OPTIONAL, REQUIRED_SYMBOLS, ffi
+from skippy_sched.split.slices import split
+from tests.gguf_files import attention_bytes, recurrent_bytes
 
 SimModel = Callable[..., Path]
+SAMPLED = SamplingConfig(enabled=True, temperature=0.9, top_k=40, seed=11)
+FIRST_PREFIX = 8  # twice the four lanes
 CUT_A, CUT_B = "a" * 64, "b" * 64  # identities of what crosses the two cuts of a split model
 
 
@@ -39,6 +44,7 @@ class Engine:
     name: str
     library: Library
     path: Path
+    slices: dict[tuple[int, int], Path] = field(default_factory=dict)
     opened: list[Model] = field(default_factory=list)
 
     def open(self, path: Path | None = None, **options: Any) -> Model:
@@ -66,17 +72,71 @@ def sim(sim_library: Library, sim_model: SimModel) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.fixture(params=["sim", pytest.param("llama", marks=pytest.mark.llama)])
-def engine(request: pytest.FixtureRequest, sim_model: SimModel) -> Iterator[Engine]:
-    """Each engine in turn; llama only where its default model is or can be fetched."""
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with attention.gguf and recurrent.gguf, which the llama engine opens in no time."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "attention.gguf").write_bytes(attention_bytes())
+    (folder / "recurrent.gguf").write_bytes(recurrent_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_slices(small_models: Path) -> dict[tuple[int, int], Path]:
+    """The slices of attention.gguf by their layers, cut at layer 2 and at layers 2 and 3."""
+    library = Library.load(find_library("llama"))
+    slices: dict[tuple[int, int], Path] = {}
+    for cuts in ([2], [2, 3]):
+        folder = small_models / f"{len(cuts)}-cuts"
+        manifest = split(small_models / "attention.gguf", folder, library, cuts=cuts)
+        for stage in manifest.stages:
+            slices[stage.layer_start, stage.layer_end] = folder / stage.file
+    return slices
+
+
+@pytest.fixture(params=["sim", "llama", pytest.param("default", marks=pytest.mark.llama)])
+def engine(
+    request: pytest.FixtureRequest, sim_model: SimModel, small_models: Path
+) -> Iterator[Engine]:
+    """Each engine in turn; llama with a small model and, where it is to be had, the default one."""
     if request.param == "sim":
         engine = Engine("sim", Library.load(find_library("sim")), sim_model())
+    elif request.param == "llama":
+        library = Library.load(find_library("llama"))
+        engine = Engine("llama", library, small_models / "attention.gguf")
     else:
         try:
             path = default_model()
         except StartupError as error:
             pytest.skip(f"no default model: {error}")
         engine = Engine("llama", Library.load(find_library("llama")), path)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["sim", "llama"])
+def cut_engine(
+    request: pytest.FixtureRequest,
+    sim_model: SimModel,
+    small_models: Path,
+    small_slices: dict[tuple[int, int], Path],
+) -> Iterator[Engine]:
+    """Each engine in turn, with a model of 4 layers that `a_stage` opens parts of."""
+    path = sim_model() if request.param == "sim" else small_models / "attention.gguf"
+    slices = {} if request.param == "sim" else small_slices
+    engine = Engine(request.param, Library.load(find_library(request.param)), path, slices)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["sim", "llama"])
+def recurrent_engine(
+    request: pytest.FixtureRequest, sim_model: SimModel, small_models: Path
+) -> Iterator[Engine]:
+    """Each engine in turn, with a model whose memory is recurrent."""
+    is_sim = request.param == "sim"
+    path = sim_model(recurrent=True) if is_sim else small_models / "recurrent.gguf"
+    engine = Engine(request.param, Library.load(find_library(request.param)), path)
     yield engine
     engine.close()
 
@@ -99,7 +159,9 @@ def live_objects(library: Library) -> tuple[int, int, int]:
 
 
 def a_stage(engine: Engine, start: int, end: int, *, n_layer: int = 4, **options: Any) -> Model:
-    """Layers [start, end) of the simulated model, whose cuts are at layers 2 and 3."""
+    """Layers [start, end) of a model that is cut at layer 2, or at layers 2 and 3."""
+    if engine.slices:
+        return engine.open(engine.slices[start, end], stage_index=start, **options)
     cuts = {2: CUT_A, 3: CUT_B}
     return engine.open(
         stage_index=start,
@@ -127,6 +189,23 @@ def a_null_session(
         terminal_stage=terminal_stage,
         batched_activation_exports=batched_activation_exports,
     )
+
+
+def a_session(model: Model, tokens: int = 6) -> StageSession:
+    session = model.create_session()
+    if tokens:
+        session.prefill_chunk_frame(tokens_of(model, tokens))
+    return session
+
+
+def continuation(session: StageSession, count: int = 5, first: int = 310) -> list[int]:
+    """Greedy tokens from here on."""
+    token = first
+    said = []
+    for _ in range(count):
+        token, _ = session.decode_step_frame(token)
+        said.append(token)
+    return said
 
 
 def a_frame(

@@ -37,9 +37,9 @@ class Edge:
 
 
 @pytest.fixture
-def edge(sim: Engine) -> Iterator[Edge]:
-    frame = a_stage(sim, 0, 2).create_session().prefill_chunk_frame(PROMPT)
-    edge = Edge(a_stage(sim, 2, 4).create_session(), frame)
+def edge(cut_engine: Engine) -> Iterator[Edge]:
+    frame = a_stage(cut_engine, 0, 2).create_session().prefill_chunk_frame(PROMPT)
+    edge = Edge(a_stage(cut_engine, 2, 4).create_session(), frame)
     yield edge
     assert edge.session.token_count == edge.session.position
 

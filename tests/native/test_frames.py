@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -63,12 +64,12 @@ def count_calls(session: StageSession, name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("cuts", [(2,), (2, 3)])
 def test_a_pipeline_of_single_calls_says_what_the_whole_model_says(
-    sim: Engine, cuts: tuple[int, ...]
+    cut_engine: Engine, cuts: tuple[int, ...]
 ) -> None:
     edges = [0, *cuts, 4]
-    stages = [a_stage(sim, a, b) for a, b in pairwise(edges)]
+    stages = [a_stage(cut_engine, a, b) for a, b in pairwise(edges)]
     sessions = [stage.create_session() for stage in stages]
-    expected = greedy_tokens(sim.open(), PROMPT, 6)
+    expected = greedy_tokens(cut_engine.open(), PROMPT, 6)
     frame: ActivationFrame | None = None
     for session in sessions:
         token, frame = session.prefill_chunk_frame_sampled(PROMPT, None, frame)
@@ -82,10 +83,10 @@ def test_a_pipeline_of_single_calls_says_what_the_whole_model_says(
     assert {session.token_count for session in sessions} == {len(PROMPT) + 5}
 
 
-def test_a_pipeline_of_batches_says_what_the_whole_model_says(sim: Engine) -> None:
-    prompts = [tokens_of(sim.open(), count, first=270 + count) for count in (3, 1, 7)]
-    expected = [greedy_tokens(sim.open(), prompt, 4) for prompt in prompts]
-    stages = [a_stage(sim, 0, 2), a_stage(sim, 2, 4)]
+def test_a_pipeline_of_batches_says_what_the_whole_model_says(cut_engine: Engine) -> None:
+    prompts = [tokens_of(cut_engine.open(), count, first=270 + count) for count in (3, 1, 7)]
+    expected = [greedy_tokens(cut_engine.open(), prompt, 4) for prompt in prompts]
+    stages = [a_stage(cut_engine, 0, 2), a_stage(cut_engine, 2, 4)]
     columns = [[stage.create_session() for stage in stages] for _ in prompts]
     said: list[list[int]] = [[] for _ in prompts]
     for step in range(4):
@@ -105,9 +106,9 @@ def test_a_pipeline_of_batches_says_what_the_whole_model_says(sim: Engine) -> No
 
 
 def test_output_capacity_is_predicted_so_that_one_native_call_suffices(
-    sim: Engine, monkeypatch: pytest.MonkeyPatch
+    cut_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = a_stage(sim, 0, 2).create_session()
+    session = a_stage(cut_engine, 0, 2).create_session()
     capacities = count_calls(session, "skippy_prefill_chunk_frame", monkeypatch)
     frame = session.prefill_chunk_frame(PROMPT)
     assert capacities == [len(PROMPT) * 4 * session.model.facts.n_embd]
@@ -116,9 +117,9 @@ def test_output_capacity_is_predicted_so_that_one_native_call_suffices(
 
 
 def test_a_short_prediction_is_answered_by_one_larger_call(
-    sim: Engine, monkeypatch: pytest.MonkeyPatch
+    cut_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = a_stage(sim, 0, 2).create_session()
+    session = a_stage(cut_engine, 0, 2).create_session()
     capacities = count_calls(session, "skippy_prefill_chunk_frame", monkeypatch)
     frame = session.prefill_chunk_frame(PROMPT, output_capacity=0)
     assert capacities == [0, frame.desc.payload_bytes]
@@ -152,9 +153,9 @@ def test_one_optional_part_makes_the_whole_batch_run_one_at_a_time(
 
 @pytest.mark.parametrize("entries", [1, 3])
 def test_batched_exports_come_in_request_order_and_share_no_bytes(
-    sim: Engine, entries: int
+    cut_engine: Engine, entries: int
 ) -> None:
-    stage = a_stage(sim, 0, 2)
+    stage = a_stage(cut_engine, 0, 2)
     prompts = [tokens_of(stage, 2 + index, first=270 + index) for index in range(entries)]
     alone = []
     for prompt in prompts:
@@ -165,9 +166,11 @@ def test_batched_exports_come_in_request_order_and_share_no_bytes(
         [IterationEntry(s, p) for s, p in zip(sessions, prompts, strict=True)]
     )
     assert output.samples == []
+    exact = stage.batch_invariant() is None
     for frame, expected in zip(output.request_outputs, alone, strict=True):
         assert frame.desc == expected.desc
-        assert np.array_equal(frame.payload, expected.payload)
+        close = np.array_equal if exact else partial(np.allclose, rtol=0, atol=1e-2)
+        assert close(frame.part(0), expected.part(0))
     kept = [frame.payload.copy() for frame in output.request_outputs]
     iteration_batch_sampled([IterationEntry(session, [300]) for session in sessions])
     for frame, payload in zip(output.request_outputs, kept, strict=True):
@@ -215,10 +218,10 @@ def test_a_damaged_row_is_refused_by_the_next_stage_and_moves_nothing(sim: Engin
     assert session.token_count == session.position == 0
 
 
-def test_a_payload_of_the_wrong_length_never_reaches_the_library(sim: Engine) -> None:
-    frame = a_stage(sim, 0, 2).create_session().prefill_chunk_frame(PROMPT)
+def test_a_payload_of_the_wrong_length_never_reaches_the_library(cut_engine: Engine) -> None:
+    frame = a_stage(cut_engine, 0, 2).create_session().prefill_chunk_frame(PROMPT)
     short = ActivationFrame(frame.desc, frame.payload[:-1])
-    session = a_stage(sim, 2, 4).create_session()
+    session = a_stage(cut_engine, 2, 4).create_session()
     with pytest.raises(HostCheckError, match="payload length"):
         session.prefill_chunk_frame(PROMPT, short)
     with pytest.raises(HostCheckError, match="request 0: activation payload length"):
@@ -228,8 +231,8 @@ def test_a_payload_of_the_wrong_length_never_reaches_the_library(sim: Engine) ->
     assert session.token_count == session.position == 0
 
 
-def test_the_last_exports_can_be_copied_again(sim: Engine) -> None:
-    session = a_stage(sim, 0, 2).create_session()
+def test_the_last_exports_can_be_copied_again(cut_engine: Engine) -> None:
+    session = a_stage(cut_engine, 0, 2).create_session()
     frame = session.prefill_chunk_frame(PROMPT)
     for capacity in (None, 0):
         copy = session.copy_output_activation_frame(len(PROMPT), capacity)
@@ -241,8 +244,8 @@ def test_the_last_exports_can_be_copied_again(sim: Engine) -> None:
         session.copy_output_activation_frame(len(PROMPT) + 1)
 
 
-def test_a_terminal_stage_gives_empty_frames_that_say_who_made_them(sim: Engine) -> None:
-    model = sim.open()
+def test_a_terminal_stage_gives_empty_frames_that_say_who_made_them(cut_engine: Engine) -> None:
+    model = cut_engine.open()
     sessions = [model.create_session() for _ in range(2)]
     output = iteration_batch_sampled([IterationEntry(session, PROMPT) for session in sessions])
     _, single = model.create_session().prefill_chunk_frame_sampled(PROMPT)
@@ -254,8 +257,8 @@ def test_a_terminal_stage_gives_empty_frames_that_say_who_made_them(sim: Engine)
         assert len(frame.payload) == 0
 
 
-def test_exporting_stages_predict_nothing_and_sample_nothing(sim: Engine) -> None:
-    session = a_stage(sim, 0, 2).create_session()
+def test_exporting_stages_predict_nothing_and_sample_nothing(cut_engine: Engine) -> None:
+    session = a_stage(cut_engine, 0, 2).create_session()
     assert session.prefill_chunk_frame_sampled(PROMPT)[0] == -1
     assert session.decode_step_frame(300)[0] == -1
     outputs = decode_step_frame_batch_sampled([DecodeFrameBatchEntry(session, 300)])

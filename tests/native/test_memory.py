@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from skippy_sched.native import (
@@ -91,8 +93,8 @@ def last_said(session: StageSession, tokens: list[int]) -> int:
     return said[-1]
 
 
-def test_recurrent_windows_are_retired_exactly_or_trimmed(sim: Engine, sim_model: SimModel) -> None:
-    model = sim.open(sim_model(recurrent=True))
+def test_recurrent_windows_are_retired_exactly_or_trimmed(recurrent_engine: Engine) -> None:
+    model = recurrent_engine.open()
     session, other = model.create_session(), model.create_session()
     for each in (session, other):
         each.prefill_chunk_frame(PROMPT)
@@ -109,8 +111,8 @@ def test_recurrent_windows_are_retired_exactly_or_trimmed(sim: Engine, sim_model
     assert session.token_count == session.position == 7
 
 
-def test_only_so_many_checkpoints_are_held(sim: Engine, sim_model: SimModel) -> None:
-    session = sim.open(sim_model(recurrent=True), ctx_size=128).create_session()
+def test_only_so_many_checkpoints_are_held(recurrent_engine: Engine) -> None:
+    session = recurrent_engine.open(ctx_size=256).create_session()
     for _ in range(MAX_VERIFY_CHECKPOINTS):
         session.verify_tokens_frame([300])
     with pytest.raises(Unsupported):
@@ -118,21 +120,42 @@ def test_only_so_many_checkpoints_are_held(sim: Engine, sim_model: SimModel) -> 
     assert session.token_count == session.position == MAX_VERIFY_CHECKPOINTS
 
 
-def test_recurrent_memory_has_state_but_no_prefixes_and_no_cells(
-    sim: Engine, sim_model: SimModel
+def test_recurrent_memory_has_state_but_no_prefixes_pages_or_cells(
+    recurrent_engine: Engine,
 ) -> None:
-    model = sim.open(sim_model(recurrent=True))
+    model = recurrent_engine.open()
+    layers = (0, model.facts.n_layer)
     session = model.create_session()
     session.prefill_chunk_frame(PROMPT)
-    with pytest.raises(Unsupported):
-        session.save_prefix(8, 2)
-    with pytest.raises(Unsupported):
-        session.memory_used_cells()
+    for call in (
+        lambda: session.save_prefix(8, 2),
+        session.memory_used_cells,
+        lambda: session.export_kv_page(*layers, 0, 2),
+    ):
+        with pytest.raises(Unsupported):
+            call()
     state = session.export_recurrent_state()
     assert len(state) > 0
     other = model.create_session()
     other.import_recurrent_state(state)
     assert other.token_count == other.position
+    assert other.decode_step_frame(310)[0] == session.decode_step_frame(310)[0]
+
+
+def test_a_recurrent_state_cannot_go_back_to_where_no_checkpoint_is(
+    recurrent_engine: Engine,
+) -> None:
+    """It says so, or knows how to; the position is true either way, and a reset mends all."""
+    session = recurrent_engine.open().create_session()
+    session.prefill_chunk_frame(PROMPT)
+    expected = session.decode_step_frame(310)[0]
+    with contextlib.suppress(NativeRuntimeError):
+        session.trim(2)
+        assert session.position == 2
+    session.reset()
+    session.prefill_chunk_frame(PROMPT)
+    assert session.decode_step_frame(310)[0] == expected
+    assert session.token_count == session.position == 5
 
 
 def test_an_exporting_batch_that_cannot_be_is_refused_natively_not_serialised(
@@ -168,21 +191,6 @@ def test_a_trim_that_fails_half_way_demands_a_reset(sim: Engine) -> None:
     session.reset()
     session.prefill_chunk_frame(PROMPT)
     assert session.token_count == session.position == 4
-
-
-def test_a_full_pool_refuses_a_batch_and_changes_nothing(sim: Engine) -> None:
-    model = sim.open(kv_unified=True, ctx_size=16, lanes=2)
-    one, two = model.create_session(), model.create_session()
-    one.prefill_chunk_frame([300] * 14)
-    one.save_prefix(4, 14)
-    one.reset()
-    one.prefill_chunk_frame([301] * 14)
-    with pytest.raises(NativeRuntimeError):
-        iteration_batch_sampled([IterationEntry(one, [302]), IterationEntry(two, [303] * 4)])
-    assert [one.position, two.position] == [14, 0]
-    one.drop_sequence(4)
-    iteration_batch_sampled([IterationEntry(one, [302]), IterationEntry(two, [303] * 4)])
-    assert [one.position, two.position] == [15, 4]
 
 
 def test_a_state_that_never_fits_is_an_error_with_the_librarys_words(sim: Engine) -> None:

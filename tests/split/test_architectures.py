@@ -19,8 +19,7 @@ from skippy_sched.split.architectures import (
     slice_entries,
 )
 from skippy_sched.split.gguf import GgufFile
-
-from .conftest import a_model
+from tests.gguf_files import a_cuttable_file
 
 
 def read(path: Path) -> Layers:
@@ -70,17 +69,19 @@ def test_a_model_that_cannot_be_cut_is_refused(
     tmp_path: Path, model: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SplitError, match=message):
-        read(a_model(tmp_path / "model.gguf", **model))
+        read(a_cuttable_file(tmp_path / "model.gguf", **model))
 
 
 def test_the_period_of_gemma_is_six_or_what_the_file_says(tmp_path: Path) -> None:
-    assert read(a_model(tmp_path / "a.gguf", architecture="gemma3")).period == 6
+    assert read(a_cuttable_file(tmp_path / "a.gguf", architecture="gemma3")).period == 6
     pattern = {"attention__sliding_window_pattern": 4}
-    assert read(a_model(tmp_path / "b.gguf", architecture="gemma3", **pattern)).period == 4
+    assert read(a_cuttable_file(tmp_path / "b.gguf", architecture="gemma3", **pattern)).period == 4
 
 
 def test_a_slice_has_its_own_count_its_part_of_lists_and_the_stage_keys(tmp_path: Path) -> None:
-    path = a_model(tmp_path / "model.gguf", feed_forward_length=[10, 11, 12, 13, 14, 15], x=5)
+    path = a_cuttable_file(
+        tmp_path / "model.gguf", feed_forward_length=[10, 11, 12, 13, 14, 15], x=5
+    )
     part = tmp_path / "part.gguf"
     with GgufFile(path) as model:
         entries, held = slice_entries(model, layers_of(model), 2, 4, "d" * 64)

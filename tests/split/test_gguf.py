@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from skippy_sched.errors import SplitError
 from skippy_sched.split.gguf import GgufFile, bool_entry, number_entry, text_entry
-
-from .conftest import Value, a_model, gguf_bytes
+from tests.gguf_files import Value, a_cuttable_file, gguf_bytes
 
 TENSORS = {"a": b"1234" * 8, "b": b"5678" * 3, "c": b"9" * 4}
 KEYS: dict[str, Value] = {
@@ -74,7 +73,7 @@ def test_a_file_written_from_some_parts_holds_these(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_or_read_but_never_a_crash(
     tmp_path: Path, cut: int, at: int, byte: int
 ) -> None:
-    whole = bytearray(a_model(tmp_path / "whole.gguf").read_bytes())
+    whole = bytearray(a_cuttable_file(tmp_path / "whole.gguf").read_bytes())
     whole[at % len(whole)] = byte
     path = tmp_path / "damaged.gguf"
     path.write_bytes(whole[: cut % (len(whole) + 1)] if cut % 3 else whole)

@@ -15,9 +15,8 @@ from skippy_sched.native import Library, TokenSignal, find_library
 from skippy_sched.split.manifest import MANIFEST_FILE, read_manifest
 from skippy_sched.split.selfcheck import Run, compare, run
 from skippy_sched.split.slices import split
+from tests.gguf_files import a_cuttable_file
 from tests.native.conftest import a_foreign_library
-
-from .conftest import a_model
 
 
 @pytest.mark.llama
@@ -44,7 +43,7 @@ def test_the_command_splits_checks_and_says_the_numbers(
 
 def test_nothing_is_kept_when_the_check_fails(tmp_path: Path) -> None:
     library = Library.load(a_foreign_library(tmp_path / "refuses.so"))
-    model = a_model(tmp_path / "model.gguf")
+    model = a_cuttable_file(tmp_path / "model.gguf")
     before = set(tmp_path.iterdir())
     said: list[str] = []
     with pytest.raises(SplitError, match="could not run"):

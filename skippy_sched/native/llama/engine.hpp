@@ -189,7 +189,7 @@ struct Row { // one session's part of a decode
     skippy_session *session = nullptr;
     const int32_t *tokens = nullptr;
     size_t count = 0;
-    const float *residual = nullptr; // count rows of n_embd; NULL on a source stage
+    const void *residual = nullptr; // count rows of n_embd floats, at any address; NULL on a source stage
     Logits logits = Logits::none;
     int32_t start = 0;                  // out: position of the first token
     int32_t batch_row = 0;              // out: llama_batch row of the first token
@@ -237,7 +237,7 @@ std::vector<Row> run_requests(skippy_model &model, std::vector<Request> &request
 // ---- frames (frame.cpp) -------------------------------------------------------------------------------
 
 void check_input_frame(const skippy_model &model, size_t index, const Request &request);
-const float *frame_rows(const skippy_model &model, const Request &request);
+const void *frame_rows(const skippy_model &model, const Request &request);
 // False when the frame would need more than 16 parts.
 bool make_output_desc(const skippy_model &model, const Request &request, skippy_activation_desc &desc);
 void write_output_payload(const skippy_model &model, const Request &request, const std::vector<const float *> &rows);

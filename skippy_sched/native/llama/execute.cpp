@@ -2,6 +2,7 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace {
 
@@ -32,10 +33,13 @@ void append_row(const skippy_model &model, Row &row, Batch &batch) {
         batch.lanes.push_back(row.session->lane);
         batch.outputs.push_back(all || (row.logits == Logits::last && i + 1 == row.count));
     }
-    if (row.residual)
-        batch.residual.insert(batch.residual.end(), row.residual, row.residual + row.count * static_cast<size_t>(model.n_embd));
-    else
+    if (!row.residual) {
         batch.tokens.insert(batch.tokens.end(), row.tokens, row.tokens + row.count);
+        return;
+    }
+    size_t before = batch.residual.size(), floats = row.count * static_cast<size_t>(model.n_embd);
+    batch.residual.resize(before + floats);
+    memcpy(batch.residual.data() + before, row.residual, floats * sizeof(float));
 }
 
 llama_batch view(const skippy_model &model, Batch &batch) {

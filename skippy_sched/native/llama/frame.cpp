@@ -143,10 +143,10 @@ void check_input_frame(const skippy_model &model, size_t index, const Request &r
     check_tiling(index, *desc);
 }
 
-const float *frame_rows(const skippy_model &model, const Request &request) {
+const void *frame_rows(const skippy_model &model, const Request &request) {
     if (model.stage.source) return nullptr;
     const Part *part = find(request.input_desc->parts, request.input_desc->part_count, model.stage.input.parts[0].identity);
-    return reinterpret_cast<const float *>(static_cast<const uint8_t *>(request.input_payload) + part->payload_offset);
+    return static_cast<const uint8_t *>(request.input_payload) + part->payload_offset;
 }
 
 bool make_output_desc(const skippy_model &model, const Request &request, skippy_activation_desc &desc) {

@@ -67,7 +67,7 @@ void read_stage_keys(const char *path, const gguf_context *gguf, FileFacts &fact
 
 // Weights whose products were measured to be bit-equal for any number of rows.
 bool has_one_kernel(const ggml_tensor &tensor) {
-    if (tensor.ne[1] <= 1 || tensor.type == GGML_TYPE_Q4_1 || tensor.type == GGML_TYPE_F32) return true;
+    if (tensor.ne[1] <= 1 || tensor.type == GGML_TYPE_Q4_1) return true;
     bool output = !strcmp(tensor.name, "token_embd.weight") || !strcmp(tensor.name, "output.weight");
     return output && tensor.type == GGML_TYPE_Q8_0;
 }
@@ -89,6 +89,6 @@ FileFacts inspect_file(const char *path) {
     for (ggml_tensor *t = tensors ? ggml_get_first_tensor(tensors) : nullptr; t; t = ggml_get_next_tensor(tensors, t))
         if (facts.unproven_tensor.empty() && !has_one_kernel(*t))
             facts.unproven_tensor = std::string("the kernel for ") + t->name + " (" + ggml_type_name(t->type) +
-                                    ") is not shown to be independent of the number of rows; Q4_1 and F32 are, and Q8_0 as output matrix";
+                                    ") is not shown to be independent of the number of rows; Q4_1 is, and Q8_0 as output matrix";
     return facts;
 }
