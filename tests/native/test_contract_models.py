@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skippy_sched.native import (
     InvalidArgument,
+    Library,
     ModelError,
     NativeError,
     Status,
     Unsupported,
+    find_library,
 )
 from skippy_sched.native.cdef import ffi
+from tests.gguf_files import attention_bytes, packed
 
 from .conftest import Engine
 from .raw_calls import raw_status
@@ -61,6 +66,32 @@ def test_a_truncated_model_is_a_model_error(engine: Engine, tmp_path: Any) -> No
         path.write_bytes(source.read(engine.path.stat().st_size // 2))
     with pytest.raises(ModelError):
         engine.open(path)
+
+
+def a_changed_model(path: Path, before: bytes, after: bytes) -> Path:
+    """A small model, with bytes of its header replaced."""
+    content = attention_bytes(layers=1, width=32)
+    assert content.count(before) == 1
+    path.write_bytes(content.replace(before, after))
+    return path
+
+
+def test_files_that_llama_cpp_would_end_the_process_for_are_model_errors(tmp_path: Path) -> None:
+    """A failed assertion while a model is opened is an error of that file."""
+    engine = Engine("llama", Library.load(find_library("llama")), tmp_path)
+    twice = a_changed_model(tmp_path / "twice.gguf", packed("ab"), packed("aa"))
+    with pytest.raises(ModelError, match="GGML_ASSERT"):
+        engine.open(twice)
+
+
+def test_a_tensor_of_more_elements_than_can_be_counted_is_a_model_error(tmp_path: Path) -> None:
+    """2**32 times 2**32 elements are none, to who counts them in 64 bits."""
+    engine = Engine("llama", Library.load(find_library("llama")), tmp_path)
+    name = packed("output.weight")
+    before = name + struct.pack("<I2Q", 2, 32, 512)
+    after = name + struct.pack("<I2Q", 2, 2**32, 2**32)
+    with pytest.raises(ModelError, match=r"output\.weight has more elements"):
+        engine.open(a_changed_model(tmp_path / "huge.gguf", before, after))
 
 
 def test_impossible_options_are_refused(engine: Engine) -> None:

@@ -44,6 +44,13 @@ template <class Body> skippy_status guarded(skippy_error **out_error, Body &&bod
 void capture_llama_log();
 std::string take_llama_log();
 
+// While one lives, a failed assertion of llama.cpp on this thread throws instead of ending the process.
+// For opening a model only: all that was half made is thrown away with it.
+struct AssertionsThrow {
+    AssertionsThrow();
+    ~AssertionsThrow();
+};
+
 // ---- small owners -----------------------------------------------------------------------------
 
 struct LlamaFree {

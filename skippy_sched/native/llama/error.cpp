@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 void fail(skippy_status status, const char *format, ...) {
     char text[1024];
@@ -58,12 +59,26 @@ static void on_llama_log(ggml_log_level level, const char *text, void *to_stderr
     if (level == GGML_LOG_LEVEL_ERROR && llama_log.size() < llama_log_max) llama_log += text;
 }
 
+// ---- llama.cpp's assertions -----------------------------------------------------------------------
+
+static thread_local int assertions_throw = 0;
+
+AssertionsThrow::AssertionsThrow() { assertions_throw++; }
+AssertionsThrow::~AssertionsThrow() { assertions_throw--; }
+
+// The frames between an assertion and here unwind cleanly, those in C included.
+static void on_assertion(const char *message) {
+    if (assertions_throw) throw std::runtime_error(message);
+    fprintf(stderr, "%s\n", message); // ggml aborts when this returns
+}
+
 void capture_llama_log() {
     static std::once_flag once;
     std::call_once(once, [] {
         const char *wanted = getenv("SKIPPY_LLAMA_LOG");
         static char mark;
         llama_log_set(on_llama_log, wanted && !strcmp(wanted, "1") ? &mark : nullptr);
+        ggml_set_abort_callback(on_assertion);
         llama_backend_init();
     });
 }

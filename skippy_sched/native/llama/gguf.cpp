@@ -4,6 +4,7 @@
 // against the size of the file here.
 #include "engine.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <sys/stat.h>
@@ -36,6 +37,16 @@ void check_data_ranges(const char *path, const gguf_context *gguf, int64_t size)
         if (data_start > bytes || offset > bytes - data_start || length > bytes - data_start - offset)
             damaged(path, "it is cut short: tensor " + std::string(gguf_get_tensor_name(gguf, i)) + " ends at byte " +
                               std::to_string(data_start + offset + length) + ", the file has " + std::to_string(size));
+    }
+}
+
+// llama.cpp's own check of this overflows on the way and lets some through.
+void check_shapes(const char *path, ggml_context *tensors) {
+    for (ggml_tensor *t = ggml_get_first_tensor(tensors); t; t = ggml_get_next_tensor(tensors, t)) {
+        int64_t elements = 1;
+        for (int64_t dimension : t->ne)
+            if (dimension < 0 || __builtin_mul_overflow(elements, std::max<int64_t>(dimension, 1), &elements))
+                damaged(path, std::string("tensor ") + t->name + " has more elements than can be counted");
     }
 }
 
@@ -81,12 +92,13 @@ FileFacts inspect_file(const char *path) {
     Gguf gguf(gguf_init_from_file(path, {true, &tensors}));
     std::unique_ptr<ggml_context, GgufFree> owner(tensors);
     if (!gguf) damaged(path, "its header cannot be read");
+    check_shapes(path, tensors);
     check_data_ranges(path, gguf.get(), size);
     FileFacts facts;
     facts.architecture = text_key(gguf.get(), "general.architecture");
     if (facts.architecture.empty()) damaged(path, "it names no general.architecture");
     read_stage_keys(path, gguf.get(), facts);
-    for (ggml_tensor *t = tensors ? ggml_get_first_tensor(tensors) : nullptr; t; t = ggml_get_next_tensor(tensors, t))
+    for (ggml_tensor *t = ggml_get_first_tensor(tensors); t; t = ggml_get_next_tensor(tensors, t))
         if (facts.unproven_tensor.empty() && !has_one_kernel(*t))
             facts.unproven_tensor = std::string("the kernel for ") + t->name + " (" + ggml_type_name(t->type) +
                                     ") is not shown to be independent of the number of rows; Q4_1 is, and Q8_0 as output matrix";

@@ -65,11 +65,7 @@ void load(skippy_model &model, const char *path, const skippy_runtime_config &co
     params.use_extra_bufts = !config.disable_repack;
     params.no_host = config.no_host_buffer;
     take_llama_log();
-    try {
-        model.llama.reset(llama_model_load_from_file(path, params));
-    } catch (const std::exception &error) {
-        fail(SKIPPY_STATUS_MODEL_ERROR, "%s: llama.cpp cannot load it: %s", path, error.what());
-    }
+    model.llama.reset(llama_model_load_from_file(path, params));
     if (!model.llama) fail(SKIPPY_STATUS_MODEL_ERROR, "%s: llama.cpp cannot load it: %s", path, take_llama_log().c_str());
     if (!llama_model_has_decoder(model.llama.get()) || llama_model_has_encoder(model.llama.get()) ||
         llama_model_is_diffusion(model.llama.get()))
@@ -179,9 +175,14 @@ skippy_status skippy_model_open(const char *path, const skippy_runtime_config *c
         capture_llama_log();
         auto model = std::make_unique<skippy_model>();
         model->lane_count = std::max(1, given.lane_count);
-        model->file = inspect_file(path);
-        load(*model, path, given);
-        read_model(*model);
+        AssertionsThrow scope;
+        try {
+            model->file = inspect_file(path);
+            load(*model, path, given);
+            read_model(*model);
+        } catch (const std::exception &error) {
+            fail(SKIPPY_STATUS_MODEL_ERROR, "%s: llama.cpp cannot load it: %s", path, error.what());
+        }
         plan_stage(*model, given);
         make_context(*model, given);
         model->sessions.resize(static_cast<size_t>(model->lane_count));

@@ -1,0 +1,85 @@
+"""Writes what the fuzz targets start from: stages for frames.cpp, seeds for each target.
+
+python -m tests.fuzz.models FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from skippy_sched.native import Library, find_library
+from skippy_sched.split.gguf import GgufFile
+from skippy_sched.split.slices import split
+from tests.gguf_files import attention_bytes, recurrent_bytes
+
+SIM_SPEC = "skippy-sim 1\nn_layer = 4\n"
+STAGE_KEYS: dict[str, str | int | bool] = {
+    "skippy__stage__layer_start": 0,
+    "skippy__stage__layer_end": 1,
+    "skippy__stage__n_layer": 3,
+    "skippy__stage__model_digest": "0" * 64,
+    "skippy__stage__idle_layer": True,
+}
+#: call, choices, then patches: what the first inputs of frames.cpp look like
+FRAME_SEEDS = (
+    [bytes([kind, choices]) for kind in range(6) for choices in (0, 1, 2, 6, 7)]
+    + [bytes([0, 6, 0x22, 0, offset, 1]) for offset in range(0, 200, 4)]
+    + [bytes([0, 7, 0x40, 0, 1, 0x22, 0, 24, 2])]
+)
+
+
+def write_models(folder: Path) -> None:
+    """``sim`` and ``llama`` with the stages that frames.cpp opens."""
+    for start, end in ((0, 2), (2, 3), (2, 4)):
+        path = folder / "sim" / f"{start}-{end}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SIM_SPEC)
+    whole = folder / "whole.gguf"
+    whole.write_bytes(attention_bytes(width=32))
+    library = Library.load(find_library("llama"))
+    (folder / "llama").mkdir(exist_ok=True)
+    for cuts in ([2], [2, 3]):
+        slices = folder / f"slices-{len(cuts)}"
+        for stage in split(whole, slices, library, cuts=cuts).stages:
+            target = folder / "llama" / f"{stage.layer_start}-{stage.layer_end}"
+            (slices / stage.file).replace(target)
+
+
+def gguf_seeds(folder: Path) -> list[bytes]:
+    """Files without their tensors' data, which can be opened when zeros follow."""
+    path, headers = folder / "seed.gguf", []
+    for content in (
+        attention_bytes(layers=1, width=8, vocab=264),
+        attention_bytes(layers=2, width=8, vocab=264, **STAGE_KEYS),
+        recurrent_bytes(layers=1, width=8, vocab=264),
+    ):
+        path.write_bytes(content)
+        with GgufFile(path) as file:
+            headers.append(content[: file.data_start])
+    path.unlink()
+    return headers
+
+
+def write_seeds(folder: Path) -> None:
+    """A folder per target with the inputs to start from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = {
+        "frames-sim": FRAME_SEEDS,
+        "frames-llama": FRAME_SEEDS,
+        "model-llama": gguf_seeds(folder),
+        "model-sim": [
+            SIM_SPEC.encode(),
+            b"skippy-sim 1\nvocab = 300\ntoken = 6162\nchat_template = a\nrecurrent = true\n",
+            b"skippy-sim 1\nfault = call=decode nth=2 status=RUNTIME_ERROR\nmtp_heads = 2\n",
+        ],
+    }
+    for target, inputs in seeds.items():
+        (folder / target).mkdir(parents=True, exist_ok=True)
+        for number, content in enumerate(inputs):
+            (folder / target / f"{number}").write_bytes(content)
+
+
+if __name__ == "__main__":
+    write_models(Path(sys.argv[1]) / "models")
+    write_seeds(Path(sys.argv[1]) / "seeds")
