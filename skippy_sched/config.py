@@ -26,6 +26,9 @@ class ModelSection(Section):
     name: str | None = Field(
         None, description="name under which clients see the model; unset: the file's stem"
     )
+    chat_template: str | None = Field(
+        None, description="file with a Jinja chat template; unset: the one in the model file"
+    )
 
 
 class EngineSection(Section):

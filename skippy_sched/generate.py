@@ -53,16 +53,17 @@ async def _write(
     """Checks what a server would check, so that the same request behaves the same there."""
     request: ChatRequest | CompletionRequest
     tokens: str | list[int] = prompt
+    served = serve_model(config, engine)
     try:
         if is_chat:
             messages = [{"role": "user", "content": prompt}]
             request = parse(ChatRequest, encode_json({"messages": messages, **fields}).encode())
-            tokens = await serve_model(config, engine).chat_prompt(request.messages)
+            tokens = await served.chat_prompt(request)
         else:
             request = parse(CompletionRequest, encode_json({"prompt": prompt, **fields}).encode())
     except UnicodeEncodeError:
         raise InvalidRequest("the prompt is not valid UTF-8", param="prompt") from None
-    params = request_params(request, request.max_tokens, 0)
+    params = request_params(request, request.max_tokens, 0, await served.grammar(request))
     async for event in engine.generate(tokens, params):
         sys.stdout.write(event.text)
         sys.stdout.flush()

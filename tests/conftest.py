@@ -54,10 +54,15 @@ def sim_config(sim_model: SimModel) -> Callable[..., Config]:
         scheduler: dict[str, Any] | None = None,
         speculation: dict[str, Any] | None = None,
         server: dict[str, Any] | None = None,
+        template: Path | None = None,
     ) -> Config:
         return Config.model_validate(
             {
-                "model": {"path": str(sim_model(**(model or {}))), "name": "sim"},
+                "model": {
+                    "path": str(sim_model(**(model or {}))),
+                    "name": "sim",
+                    "chat_template": None if template is None else str(template),
+                },
                 "engine": {
                     "library": "sim",
                     "lanes": 4,

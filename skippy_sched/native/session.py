@@ -13,7 +13,7 @@ import numpy as np
 
 from .activation import ActivationDesc, ActivationFrame, input_pointers, optional_bytes
 from .cdef import NATIVE_MTP_MAX_DRAFT_TOKENS, ffi
-from .errors import HostCheckError, NativeAnswerError, Status, Unsupported
+from .errors import HostCheckError, NativeAnswerError
 from .growth import must_grow
 from .results import NativeMtpDraft, VerifyOutput
 from .sampling import SamplingConfig, raw_sampling
@@ -349,12 +349,6 @@ class StageSession(SessionState):
         return int(predicted[0])
 
     # ---- the call itself --------------------------------------------------------------------
-
-    def _require(self, symbol: str) -> None:
-        if not self.model.library.offers(symbol):
-            raise Unsupported(
-                symbol, Status.UNSUPPORTED, f"{self.model.library.path} has no such symbol"
-            )
 
     def _framed(
         self,

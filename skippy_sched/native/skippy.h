@@ -553,6 +553,12 @@ enum skippy_status skippyx_session_logprobs(struct skippy_session *session, int3
                                             struct skippyx_logprob *out_top, size_t top_count,
                                             struct skippy_error **out_error);
 
+/* What the session may sample from now on: bit t % 32 of words[t / 32] set lets token t through. Holds
+ * until the next call or the session's end; word_count 0 lifts it. What the model thinks of the tokens
+ * stays as it is. A sample for which nothing is left fails, as one does whose biases leave nothing. */
+enum skippy_status skippyx_session_set_mask(struct skippy_session *session, const uint32_t *words,
+                                            size_t word_count, struct skippy_error **out_error);
+
 /* Whether a token is for the model's own use (a turn's beginning, say) and no text for a reader. */
 enum skippy_status skippyx_token_is_control(struct skippy_model *model, int32_t token,
                                             bool *out_is_control, struct skippy_error **out_error);

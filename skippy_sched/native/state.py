@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .cdef import address_of, ffi
-from .errors import ClosedError, CountOverflow, HostCheckError, Status
+from .errors import ClosedError, CountOverflow, HostCheckError, Status, Unsupported
 from .growth import must_grow
 from .results import GenerationSignalWindow, KvPage, KvPageDesc, TokenSignal
 from .sampling import SamplingConfig, raw_sampling
@@ -252,6 +252,12 @@ class SessionState:
             ),
         )
 
+    def _require(self, symbol: str) -> None:
+        if not self.model.library.offers(symbol):
+            raise Unsupported(
+                symbol, Status.UNSUPPORTED, f"{self.model.library.path} has no such symbol"
+            )
+
     def _grown(self, name: str, invoke: Callable[..., int]) -> np.ndarray[Any, Any]:
         """The bytes of a call that says how many it needs when it is given no buffer."""
         call = getattr(self.lib, name)
@@ -311,6 +317,13 @@ class SessionState:
         top = ffi.new("struct skippyx_logprob[]", max(top_count, 1))
         self._call("skippyx_session_logprobs", token, own, top, top_count)
         return own.logprob, [(top[i].token, top[i].logprob) for i in range(top_count)]
+
+    def set_mask(self, mask: np.ndarray[Any, Any] | None) -> None:
+        """Sample only tokens whose bit is set: bit t % 32 of word t // 32, ``mask`` is uint32 or
+        int32 of ceil(n_vocab / 32) words; None lifts it. Raises Unsupported, InvalidArgument."""
+        self._require("skippyx_session_set_mask")
+        words = ffi.NULL if mask is None else ffi.from_buffer("uint32_t[]", mask)
+        self._call("skippyx_session_set_mask", words, 0 if mask is None else len(mask))
 
     def signal_window(self, window_tokens: int) -> GenerationSignalWindow:
         """Signals over the last `window_tokens` (> 0) tokens."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -22,6 +23,7 @@ from skippy_sched.config import Config
 from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError, StartupError
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.grammar import Grammar, grammars_of
 from skippy_sched.scheduler.intake import Intake
 from skippy_sched.scheduler.iteration import Outcome
 from skippy_sched.scheduler.journal import RecordingScheduler, open_journal
@@ -171,12 +173,42 @@ class Engine:
         self._check_open()
         if request_id is not None and self._publisher.find(request_id) is not None:
             raise InvalidRequest(f"request id {request_id!r} belongs to a request that still runs")
+        self._check_abilities(params)
         request = self._intake.request(tokens, params, request_id, self._clock.now())
         self._scheduler.submit(request)
         stream = Stream(self, request, TextAssembler(self.piece, params.stop))
         self._publisher.add(stream)
         self._wake.set()
         return stream
+
+    async def compile_schema(self, schema: dict[str, Any], *, lenient: bool = False) -> Grammar:
+        """For answers that are JSON of this schema; ``lenient``: keywords that cannot be held to
+        are no error. Raises GrammarError."""
+        grammars = grammars_of(self._native.model)
+        return await asyncio.to_thread(grammars.compile_schema, schema, lenient=lenient)
+
+    async def compile_gbnf(self, text: str) -> Grammar:
+        """For answers that fit a grammar in llama.cpp's notation; raises GrammarError."""
+        return await asyncio.to_thread(grammars_of(self._native.model).compile_gbnf, text)
+
+    async def compile_lark(self, text: str) -> Grammar:
+        """For answers that fit a grammar in Lark's notation, in which ``%json`` and a schema stand
+        for JSON; raises GrammarError."""
+        return await asyncio.to_thread(grammars_of(self._native.model).compile_lark, text)
+
+    def _check_abilities(self, params: RequestParams) -> None:
+        """What a libskippy may lack."""
+        offers = self._native.model.library.offers
+        if params.logprobs is not None and not offers("skippyx_session_logprobs"):
+            raise InvalidRequest(
+                "this server's native library tells no log-probabilities; leave logprobs out",
+                param="logprobs",
+            )
+        if params.grammar is not None and not offers("skippyx_session_set_mask"):
+            raise InvalidRequest(
+                "this server's native library cannot hold an answer to a grammar or schema; "
+                "ask for plain text"
+            )
 
     def cancel(self, request_id: str) -> bool:
         """Cancel by id; False when no such request is live."""
@@ -213,6 +245,11 @@ class Engine:
             hidden = token in self._end_tokens or model.is_control(token)
             piece = self._pieces[token] = b"" if hidden else model.detokenize([token])
         return piece
+
+    def token_of(self, text: str) -> int | None:
+        """The one token that is written so, if there is one."""
+        tokens = self._native.model.tokenize(text, add_special=False)
+        return tokens[0] if len(tokens) == 1 else None
 
     def special_text(self, token: int) -> str:
         """How a special token is written in a text; empty for -1, which means no token."""

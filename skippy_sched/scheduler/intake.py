@@ -74,6 +74,19 @@ class Intake:
                     f"token {token} is outside the model's vocabulary (0 to {self._n_vocab - 1})",
                     param="logit_bias",
                 )
+        if params.grammar is not None and params.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos = true and a grammar contradict each other: an answer that is complete "
+                "has to end; send one of them",
+                param="ignore_eos",
+            )
+        if params.prompt_logprobs and params.logprobs is None:
+            raise InvalidRequest("prompt_logprobs needs logprobs", param="logprobs")
+        if params.logprobs is not None and not 0 <= params.logprobs <= self._n_vocab:
+            raise InvalidRequest(
+                f"logprobs is {params.logprobs}, not a count of tokens (0 to {self._n_vocab})",
+                param="logprobs",
+            )
         if params.timeout_s is not None and not params.timeout_s > 0:
             raise InvalidRequest(f"timeout is {params.timeout_s} s, not above 0", param="timeout")
         if params.sampling is self._sound_sampling:

@@ -12,6 +12,8 @@ from enum import Enum
 from typing import Protocol
 
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.grammar import Grammar
+from skippy_sched.scheduler.request import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class OpenSession:
     sampling: SamplingConfig
     restore: Restore | None = None
     swapped: bool = False
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    #: where the answer begins, and what there is of it
+    answer_start: int = 0
+    answer: Sequence[int] = ()
 
     @property
     def reusable(self) -> bool:
@@ -93,12 +100,20 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a prompt: ``tokens`` go to positions ``start`` and up; phase is prefill."""
+    """A piece of a prompt: ``tokens`` go to positions ``start`` and up; phase is prefill.
+
+    ``following``: the prompt's next token, if its log-probability is to be told.
+    """
 
     key: int
     start: int
     tokens: Sequence[int]
     sample_last: bool
+    following: int | None = None
+
+    @property
+    def needs_logits(self) -> bool:
+        return self.sample_last or self.following is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class Outcome:
     verified: Sequence[Sequence[int]] = ()
     proposals: Sequence[Sequence[int]] = ()
     faults: dict[int, Fault] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # of rows that ask for them
     unsaved: list[int] = field(default_factory=list)  # sequence ids whose SavePrefix failed
     swapped_tokens: int = 0
     swap_s: float = 0.0

@@ -244,6 +244,8 @@ def _command_record(command: Any) -> list[Any]:
     """Its name and its fields; of tokens their number, of settings nothing: they are inputs."""
     record: list[Any] = [type(command).__name__]
     for field in dataclasses.fields(command):
+        if field.name == "grammar":
+            continue
         value = getattr(command, field.name)
         if isinstance(value, list | tuple):
             record.append(len(value))
@@ -256,6 +258,7 @@ def _command_record(command: Any) -> list[Any]:
 
 def outcome_record(outcome: Outcome) -> Record:
     record = _changed(outcome, _NOTHING_RAN)
+    record.pop("logprobs", None)  # nothing is decided by them
     if outcome.faults:
         record["faults"] = [
             [key, fault.fate.value, None if fault.error is None else str(fault.error)]

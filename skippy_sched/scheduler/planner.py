@@ -229,6 +229,11 @@ class _Planner:
         """As many of its next prompt tokens as budget and cells allow."""
         wanted = len(request.tokens) - computed
         given = min(wanted, self.left, self.state.limits.chunk_tokens)
+        following = None
+        if wanted > 1 and request.scores_prompt:
+            # Only the last row of a chunk puts out logits.
+            given = min(given, 1)
+            following = request.tokens[computed + 1]
         if self.cells is not None:
             room = max(0, self.cells + self.evictable)
             if given > room:
@@ -239,7 +244,7 @@ class _Planner:
             self.waits.setdefault(request.key, Wait.BUDGET)
         if given > 0:
             chunk = request.tokens[computed : computed + given]
-            self.chunks.append(Chunk(request.key, computed, chunk, given == wanted))
+            self.chunks.append(Chunk(request.key, computed, chunk, given == wanted, following))
             self.left -= given
             self.cached += computed
 
@@ -254,6 +259,8 @@ class _Planner:
         if running > speculation.requests_max:
             return
         for request in list(self.decodes):
+            if not request.takes_drafts:
+                continue
             # The verify brings one token more than it accepts.
             room = request.token_limit - len(request.tokens) - 1
             room = min(room, speculation.draft_tokens, self.left)
@@ -342,7 +349,7 @@ class _Planner:
                 self.waits[request.key] = Wait.PREFIX
                 continue
             match = None
-            if not request.swapped_tokens and not request.restarts:
+            if not (request.swapped_tokens or request.restarts or request.scores_prompt):
                 match = state.cache.match(request.tokens, state.salt(request))
             if self.cells is not None:
                 room = self.cells + self.evictable - reserved
@@ -380,6 +387,8 @@ class _Planner:
         cache = self.state.cache
         if not cache.tokens_max or request.swapped_tokens or request.restarts:
             return False
+        if request.scores_prompt:
+            return False  # it has to see all its tokens
         head = request.tokens[:PREFIX_TOKENS_MIN]
         if len(head) < PREFIX_TOKENS_MIN:
             return False

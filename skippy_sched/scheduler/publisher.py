@@ -13,8 +13,10 @@ from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.iteration import Outcome
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord
 from skippy_sched.scheduler.reconcile import Reconciled
-from skippy_sched.scheduler.request import Event, Request
+from skippy_sched.scheduler.request import Event, Request, TokenLogprobs
 from skippy_sched.scheduler.stream import Stream
+
+_NO_TOKEN = Event((), "")
 
 
 class Publisher:
@@ -40,7 +42,7 @@ class Publisher:
 
     def publish(self, reconciled: Reconciled) -> None:
         """Hand the tokens of one outcome to their streams."""
-        streams = self._streams
+        streams, logprobs = self._streams, reconciled.logprobs
         # Written flat: it runs once per running request and iteration.
         for request, token in reconciled.tokens:
             stream = streams.get(request.key)
@@ -49,9 +51,12 @@ class Publisher:
             text = stream.assembler.push(token)
             if stream.assembler.stopped_by is not None:
                 self._apply_stop(request, stream)
+            event = Event((token,), text)
+            if logprobs and request.key in logprobs:
+                event = _with_logprobs(event, request, logprobs[request.key])
             if request.status.is_final:
-                self.end(request, (token,), text)
-            elif not stream.push(Event((token,), text)):
+                self.end(request, event)
+            elif not stream.push(event):
                 request.paused = True
         for request, run in reconciled.runs:
             if (stream := streams.get(request.key)) is not None:
@@ -67,7 +72,7 @@ class Publisher:
             told += 1
         self._apply_stop(request, stream, len(run) - told)
         if request.status.is_final:
-            self.end(request, tuple(run[:told]), text)
+            self.end(request, Event(tuple(run[:told]), text))
         elif not stream.push(Event(tuple(run), text)):
             request.paused = True
 
@@ -76,7 +81,7 @@ class Publisher:
         if stop is not None:
             self._scheduler.stop(request, stop, self._clock.now(), behind)
 
-    def end(self, request: Request, tokens: tuple[int, ...] = (), text: str = "") -> None:
+    def end(self, request: Request, last: Event = _NO_TOKEN) -> None:
         """Give the terminal answer, once, and forget the request."""
         stream = self._streams.pop(request.key, None)
         if stream is None:
@@ -85,10 +90,15 @@ class Publisher:
         if request.error is not None:
             stream.fail(request.error)
         else:
-            text += stream.assembler.flush()
+            text = last.text + stream.assembler.flush()
             self._apply_stop(request, stream)
             stream.push(
-                Event(tokens, text, request.finish_reason, request.stop_reason, request.usage)
+                last._replace(
+                    text=text,
+                    finish_reason=request.finish_reason,
+                    stop_reason=request.stop_reason,
+                    usage=request.usage,
+                )
             )
         if not self._streams:
             self.idle.set()
@@ -113,6 +123,11 @@ class Publisher:
                 reconciled.gaps_s,
             )
         )
+
+
+def _with_logprobs(event: Event, request: Request, logprobs: TokenLogprobs) -> Event:
+    of_prompt, request.prompt_logprobs = request.prompt_logprobs, []
+    return event._replace(logprobs=logprobs, prompt_logprobs=of_prompt)
 
 
 def _receipt(request: Request) -> RequestRecord:

@@ -21,7 +21,7 @@ from skippy_sched.scheduler.iteration import (
     SettleVerify,
     Verify,
 )
-from skippy_sched.scheduler.request import Request, Status
+from skippy_sched.scheduler.request import Request, Status, TokenLogprobs
 from skippy_sched.scheduler.state import State
 
 #: A request whose session was lost this often without a token in between is failed.
@@ -37,6 +37,7 @@ class Reconciled:
     runs: list[tuple[Request, Sequence[int]]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prefill_tokens: int = 0
     draft_tokens: int = 0
     work: Work | None = None
@@ -53,7 +54,7 @@ def reconcile(
 ) -> Reconciled:
     """The lists of requests are those of the iteration's rows, in row order."""
     assert outcome.number == iteration.number
-    result = Reconciled()
+    result = Reconciled(logprobs=outcome.logprobs)
     faults = outcome.faults
     for sequence_id in outcome.unsaved:
         state.forget_prefix(sequence_id)
@@ -93,6 +94,9 @@ def reconcile(
         if request.status.is_final:
             continue
         served[request.tenant] += request.charge * len(chunk.tokens)
+        if chunk.following is not None and request.key in outcome.logprobs:
+            del request.prompt_logprobs[chunk.start :]  # those of a session that was lost
+            request.prompt_logprobs.append(outcome.logprobs[request.key])
         if not chunk.sample_last:
             continue
         assert sample != NO_SAMPLE

@@ -6,12 +6,14 @@ All instants (``_at``) are seconds on the scheduler's clock; token counts are ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
 from skippy_sched.errors import RequestError
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.grammar import Grammar
 from skippy_sched.scheduler.prefix_cache import Entry
 
 #: Shared by all requests that say nothing: its C form is built once.
@@ -32,6 +34,12 @@ class RequestParams:
     tenant: str = "default"
     priority: int = 0
     timeout_s: float | None = None
+    #: tell log-probabilities: of each token, and of so many likeliest ones beside it
+    logprobs: int | None = None
+    #: and those of the prompt's tokens; its tokens then go through one an iteration
+    prompt_logprobs: bool = False
+    #: what the answer has to fit, compiled by ``Engine.compile_schema`` and its like
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,23 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+class TokenLogprobs(NamedTuple):
+    """What the model thought where a token stands, before biases, samplers and grammars.
+
+    Natural logarithms; ``top`` are the likeliest tokens with theirs, highest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 class Event(NamedTuple):
     """What one iteration brought to one stream; the last one carries the finish and the usage.
 
     ``text`` may be empty while a character or a possible stop string is still incomplete, and may
     hold several tokens' text at once. ``stop_reason`` is the stop string or token id that matched.
+    ``prompt_logprobs`` come once, with the first token: of each prompt token but the first.
     """
 
     token_ids: tuple[int, ...]
@@ -64,6 +84,8 @@ class Event(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Status(Enum):
@@ -112,6 +134,7 @@ class Request:
         "paused",
         "planned_at",
         "preemptions",
+        "prompt_logprobs",
         "prompt_tokens",
         "restarts",
         "sampling",
@@ -178,9 +201,21 @@ class Request:
         self.stop_reason: str | int | None = None
         self.error: RequestError | None = None
         self.planned_at: float | None = None
+        #: of prompt tokens 1 and up, until they are told with the first token
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.finished_at: float | None = None
+
+    @property
+    def takes_drafts(self) -> bool:
+        """A verify call tells nothing of its rows and knows one mask for all of them."""
+        return self.params.logprobs is None and self.params.grammar is None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are still wanted."""
+        return self.params.prompt_logprobs and len(self.tokens) == self.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:

@@ -39,6 +39,7 @@ class Row:
     tokens: Sequence[int]
     sample_last: bool
     phase: Phase
+    following: int | None = None
     sessions: list[StageSession] = field(default_factory=list)
 
 
@@ -92,6 +93,8 @@ class ModelRunner:
         stage = self.stages[number]
         for command in passage.iteration.commands:
             stage.command(command, passage.outcome)
+        if stage.guides:
+            stage.guide(passage.iteration, passage.outcome)
         self._pass(passage, stage)
         pass_verifies(passage.verifies, stage, passage.outcome)
         passage.outcome.native_s += self._clock() - began
@@ -136,6 +139,8 @@ class ModelRunner:
         for command in iteration.commands:
             self._decode_keys = None
             stage.command(command, outcome)
+        if stage.guides:
+            stage.guide(iteration, outcome)
         if not outcome.faults:
             self._run_whole(iteration, stage, outcome)
         else:
@@ -164,7 +169,7 @@ class ModelRunner:
                 sessions[chunk.key],
                 chunk.tokens,
                 sampling=sampling[chunk.key],
-                sample_last=chunk.sample_last,
+                sample_last=chunk.needs_logits,
                 phase=Phase.PREFILL,
             )
             for chunk in chunks
@@ -181,6 +186,8 @@ class ModelRunner:
             self._answer(passage)
             return
         outcome.decode_samples, outcome.chunk_samples = tokens[: len(keys)], tokens[len(keys) :]
+        if stage.logprobs:
+            _tell_logprobs(stage, self._rows_of(iteration, stage), tokens, outcome)
         if not self._is_sound(tokens, entries):
             passage.rows = self._rows_of(iteration, stage)
             _check_positions(passage)
@@ -256,6 +263,10 @@ class ModelRunner:
             passage.repairs.append(partial(self._halve, rows, error, passage))
             passage.rows, passage.output = [], None
         else:
+            if stage.logprobs:
+                samples = dict(passage.output.samples)
+                tokens = [samples.get(index, NO_SAMPLE) for index in range(len(rows))]
+                _tell_logprobs(stage, rows, tokens, passage.outcome)
             _check_positions(passage)
 
     def _settle(self, passage: Passage) -> None:
@@ -332,6 +343,16 @@ class ModelRunner:
                 passage.outcome.faults[row.key] = Fault(Fate.FAILED, NativeAnswerError(problem))
 
 
+def _tell_logprobs(
+    stage: Stage, rows: Sequence[Row], tokens: Sequence[int], outcome: Outcome
+) -> None:
+    """Of the rows that ask for them and were just run: nothing else may have been since."""
+    for row, token in zip(rows, tokens, strict=True):
+        if row.sample_last and row.key in stage.logprobs:
+            wanted = token if row.following is None else row.following
+            stage.tell_logprobs(row.key, wanted, outcome)
+
+
 def _check_positions(passage: Passage) -> None:
     """On the stage that the rows have just passed."""
     for row in passage.rows:
@@ -350,6 +371,7 @@ def _rows(iteration: Iteration) -> list[Row]:
         for key, token in zip(iteration.decode_keys, iteration.decode_tokens, strict=True)
     ]
     rows += [
-        Row(chunk.key, chunk.tokens, chunk.sample_last, Phase.PREFILL) for chunk in iteration.chunks
+        Row(chunk.key, chunk.tokens, chunk.needs_logits, Phase.PREFILL, chunk.following)
+        for chunk in iteration.chunks
     ]
     return rows

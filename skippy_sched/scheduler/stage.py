@@ -11,12 +11,14 @@ from typing import Any
 
 from skippy_sched.native import Model, NativeAnswerError, SkippyNativeError, StageSession
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.grammar import GrammarError, Guide, grammars_of
 from skippy_sched.scheduler.iteration import (
     CloseSession,
     Command,
     DropPrefix,
     Fate,
     Fault,
+    Iteration,
     OpenSession,
     Outcome,
     ResetSession,
@@ -24,6 +26,7 @@ from skippy_sched.scheduler.iteration import (
     SettleVerify,
     SwapOut,
 )
+from skippy_sched.scheduler.request import TokenLogprobs
 
 
 class Stage:
@@ -34,6 +37,11 @@ class Stage:
         self.number = number
         self.sessions: dict[int, StageSession] = {}
         self.sampling: dict[int, SamplingConfig] = {}
+        #: how many likeliest tokens to tell of, for those who ask
+        self.logprobs: dict[int, int] = {}
+        #: of those whose answer has to fit a grammar
+        self.guides: dict[int, Guide] = {}
+        self._grammars = grammars_of(model)
         self._clock = clock
         self._swapped: dict[int, Any] = {}
         options = model.options
@@ -54,6 +62,8 @@ class Stage:
                     self._open(command, outcome)
                 case CloseSession(key):
                     self.sampling.pop(key, None)
+                    self.logprobs.pop(key, None)
+                    self.guides.pop(key, None)
                     self._swapped.pop(key, None)
                     self._close(key)
                 case ResetSession(key):
@@ -69,7 +79,7 @@ class Stage:
                         self.sessions[key].retire_verify_checkpoint(start, count)
                     else:
                         self.sessions[key].trim(start + accepted)
-        except SkippyNativeError as error:
+        except (SkippyNativeError, GrammarError) as error:
             match command:
                 case OpenSession(key) | ResetSession(key) | SettleVerify(key):
                     # Restored, swapped in or cut halfway, it can be computed; not opened, not.
@@ -84,9 +94,47 @@ class Stage:
                 case _:
                     pass  # what was to be freed is gone, or is freed with the model
 
+    def guide(self, iteration: Iteration, outcome: Outcome) -> None:
+        """Let the rows that are to be sampled have only what fits their grammars."""
+        decodes = dict(zip(iteration.decode_keys, iteration.decode_tokens, strict=True))
+        chunks = {chunk.key: chunk for chunk in iteration.chunks}
+        for key, guide in self.guides.items():
+            if key in outcome.faults:
+                continue
+            try:
+                if key in decodes:
+                    guide.advance(self.sessions[key].token_count, (decodes[key],))
+                elif key in chunks and chunks[key].sample_last:
+                    guide.advance(chunks[key].start, chunks[key].tokens)
+                else:
+                    continue
+                self.sessions[key].set_mask(guide.mask())
+            except (SkippyNativeError, GrammarError) as error:
+                outcome.faults[key] = Fault(Fate.FAILED, error)
+
+    def tell_logprobs(self, key: int, token: int, outcome: Outcome) -> None:
+        """Put what the model thinks of ``token`` at the session's last row into the outcome.
+
+        To be called before anything else is executed.
+        """
+        try:
+            told = self.sessions[key].logprobs(token, self.logprobs[key])
+            if told is None:
+                raise NativeAnswerError("the library tells no log-probabilities")
+        except SkippyNativeError as error:
+            outcome.faults[key] = Fault(Fate.FAILED, error)
+        else:
+            outcome.logprobs[key] = TokenLogprobs(token, told[0], tuple(told[1]))
+
     def _open(self, command: OpenSession, outcome: Outcome) -> None:
         key = command.key
         self.sampling[key] = command.sampling
+        if command.logprobs is not None and self.model.terminal_stage:
+            self.logprobs[key] = command.logprobs
+        if command.grammar is not None and self.model.terminal_stage:
+            self.guides[key] = self._grammars.guide(
+                command.grammar, command.answer_start, command.answer
+            )
         session = self.sessions[key] = self.model.create_session()
         if command.restore is not None:
             session.restore_prefix(command.restore.sequence_id, command.restore.tokens)

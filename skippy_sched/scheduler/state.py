@@ -125,19 +125,29 @@ class State:
         self.waiting.remove(request)
         self.lanes_free -= 1
         restore = None
-        if request.swapped_tokens:
+        swapped = request.swapped_tokens > 0
+        if swapped:
             request.computed, request.swapped_tokens = request.swapped_tokens, 0
-            self.commands.append(OpenSession(request.key, request.sampling, swapped=True))
-        else:
-            if match is not None:
-                match.entry.used_at = now
-                self._hold(request, match.entry, match.length)
-                request.computed = match.length
-                restore = Restore(match.entry.sequence_id, request.tokens[: match.length])
-                if not request.preemptions:
-                    request.cached_tokens = min(match.length, request.prompt_tokens)
-                    self.totals.cached_tokens += request.cached_tokens
-            self.commands.append(OpenSession(request.key, request.sampling, restore))
+        elif match is not None:
+            match.entry.used_at = now
+            self._hold(request, match.entry, match.length)
+            request.computed = match.length
+            restore = Restore(match.entry.sequence_id, request.tokens[: match.length])
+            if not request.preemptions:
+                request.cached_tokens = min(match.length, request.prompt_tokens)
+                self.totals.cached_tokens += request.cached_tokens
+        self.commands.append(
+            OpenSession(
+                request.key,
+                request.sampling,
+                restore,
+                swapped,
+                request.params.logprobs,
+                request.params.grammar,
+                request.prompt_tokens,
+                request.tokens[request.prompt_tokens :],
+            )
+        )
         request.status = Status.PREFILL
         self.prefilling[request.key] = request
 

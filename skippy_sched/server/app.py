@@ -83,6 +83,7 @@ class App:
             [
                 Route("/v1/completions", _Endpoint(self._completions), methods=["POST"]),
                 Route("/v1/chat/completions", _Endpoint(self._chat), methods=["POST"]),
+                Route("/v1/embeddings", _Endpoint(self._embeddings), methods=["POST"]),
                 Route("/v1/models", _Endpoint(self._models), methods=["GET"]),
                 Route("/v1/models/{name:path}", _Endpoint(self._model), methods=["GET"]),
                 Route("/health", _Endpoint(self._health), methods=["GET"]),
@@ -153,6 +154,10 @@ class App:
         served, request = await self._accept(exchange, ChatRequest)
         head = self._head(served, request, "chatcmpl-")
         await endpoints.chat_completions(exchange, served, request, head, self._idle_s)
+
+    async def _embeddings(self, exchange: Exchange) -> None:
+        self._check_key(exchange)
+        await endpoints.embeddings(exchange)
 
     async def _accept(self, exchange: Exchange, kind: type[Request]) -> tuple[ServedModel, Request]:
         """All checks that need no engine, cheapest first."""

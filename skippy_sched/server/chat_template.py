@@ -6,19 +6,21 @@ nobody has read. Knows Jinja and the habits of model files; does not know tokens
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from skippy_sched.clock import wall_time
 from skippy_sched.errors import InvalidRequest
-from skippy_sched.server.wire import Message
+from skippy_sched.server.tool_calls import OPEN
+from skippy_sched.server.wire import Message, Tool
 
 #: A prompt is at most the request's body and what the template puts around each message; far more
 #: than that is a template gone wrong.
@@ -57,22 +59,35 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
+        source = source or FALLBACK
         try:
-            self._template = environment.from_string(source or FALLBACK)
+            self._template = environment.from_string(source)
+            #: whether it tells the model of tools, and in the notation of tool_calls.py
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ValueError(f"the model's chat template does not compile: {error}") from error
-        self._fixed = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self.reads_calls = self.takes_tools and OPEN in source
+        self._fixed = {"bos_token": bos, "eos_token": eos, "documents": None}
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the next answer; raises InvalidRequest."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt that asks for the next answer; ``variables`` are the client's, for what the
+        template may ask of them. Raises InvalidRequest."""
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(
-                messages=[_fields(message) for message in messages],
-                add_generation_prompt=True,
+            given = {
+                **(variables or {}),
                 **self._fixed,
-            ):
+                "messages": [_fields(message) for message in messages],
+                "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
+                "add_generation_prompt": True,
+            }
+            for part in self._template.generate(given):
                 size += len(part)
                 if size > OUTPUT_CHARS_MAX:
                     raise OverflowError
@@ -98,6 +113,10 @@ def _fields(message: Message) -> dict[str, Any]:
     fields = message.model_dump(exclude_none=True)
     if message.role == "developer":
         fields["role"] = "system"  # the newer name of the same role; templates know the older
+    for call in fields.get("tool_calls", ()):
+        # Clients send the arguments as a text, templates write them as an object.
+        with contextlib.suppress(ValueError, RecursionError):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return fields
 
 

@@ -6,7 +6,9 @@ Knows OpenAI's endpoints. Does not know routing, keys or how errors are sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from skippy_sched.errors import InvalidRequest
 from skippy_sched.scheduler.request import Usage
 from skippy_sched.server.exchange import Exchange
 from skippy_sched.server.generation import Generation, Order
@@ -25,24 +27,58 @@ from skippy_sched.server.wire import Generation as GenerationRequest
 async def completions(
     exchange: Exchange, served: ServedModel, request: CompletionRequest, head: Head, idle_s: float
 ) -> None:
-    form = CompletionFormat(head, request.include_usage)
-    if request.max_tokens == 0:
+    form = CompletionFormat(head, request.include_usage, request.logprobs_wanted is not None)
+    scores_prompt = request.echo is True and request.logprobs is not None
+    if request.max_tokens == 0 and not scores_prompt:
         await _no_tokens(exchange, served, request, form)
         return
-    orders = []
+    best = None
+    if request.candidates > request.choices_per_prompt:
+        best = request.choices_per_prompt, request.candidates
+    drops_answer = request.max_tokens == 0
+    grammar = await served.grammar(request)
+    orders: list[Order] = []
     for prompt in request.prompt:
         echo = prompt_text(served.engine, prompt) if request.echo else ""
-        orders += _orders(prompt, request, request.max_tokens, echo)
-    await _generate(exchange, served, request, form, orders, idle_s)
+        if request.suffix:
+            prompt = await served.infill_prompt(prompt, request.suffix)
+        for k in range(request.candidates):
+            params = request_params(request, 1 if drops_answer else request.max_tokens, k, grammar)
+            if best is not None:
+                params = replace(params, logprobs=request.logprobs or 0)
+            if scores_prompt:
+                params = replace(params, prompt_logprobs=True)
+            orders.append(Order(prompt, params, echo, k == 0, drops_answer))
+    await _generate(exchange, served, request, form, orders, idle_s, best)
 
 
 async def chat_completions(
     exchange: Exchange, served: ServedModel, request: ChatRequest, head: Head, idle_s: float
 ) -> None:
-    form = ChatFormat(head, request.include_usage)
-    prompt = await served.chat_prompt(request.messages)
-    orders = _orders(prompt, request, request.token_limit)
+    served.check_tools(request)
+    form = ChatFormat(
+        head,
+        request.include_usage,
+        request.logprobs_wanted is not None,
+        reads_calls=bool(request.tools_offered),
+    )
+    grammar = await served.grammar(request)
+    prompt = await served.chat_prompt(request)
+    orders = [
+        Order(
+            prompt, request_params(request, request.token_limit, k, grammar), counts_prompt=k == 0
+        )
+        for k in range(request.choices_per_prompt)
+    ]
     await _generate(exchange, served, request, form, orders, idle_s)
+
+
+async def embeddings(exchange: Exchange) -> None:
+    raise InvalidRequest(
+        "this server makes no embeddings: the native interface to its model has no call for them; "
+        "send them to a server with an embedding model",
+        param="model",
+    )
 
 
 async def models(exchange: Exchange, served: ServedModel) -> None:
@@ -72,16 +108,6 @@ def _card(served: ServedModel) -> dict[str, object]:
     }
 
 
-def _orders(
-    prompt: str | Sequence[int], request: GenerationRequest, max_tokens: int | None, echo: str = ""
-) -> list[Order]:
-    """``n`` choices of one prompt."""
-    return [
-        Order(prompt, request_params(request, max_tokens, k), echo, counts_prompt=k == 0)
-        for k in range(request.choices_per_prompt)
-    ]
-
-
 async def _generate(
     exchange: Exchange,
     served: ServedModel,
@@ -89,12 +115,13 @@ async def _generate(
     form: Format,
     orders: Sequence[Order],
     idle_s: float,
+    best: tuple[int, int] | None = None,
 ) -> None:
     async with Generation.submitted(served.engine, orders, form.head.id) as generation:
         if request.stream:
             await generation.stream(exchange, form, idle_s)
         else:
-            await generation.answer(exchange, form, idle_s)
+            await generation.answer(exchange, form, idle_s, best)
 
 
 async def _no_tokens(

@@ -14,6 +14,7 @@ from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import Event, RequestParams, Usage
 from skippy_sched.scheduler.stream import Stream
 from skippy_sched.server.exchange import Exchange
+from skippy_sched.server.logprobs import CompletionLogprobs, Logprobs, Part, joined
 from skippy_sched.server.problems import Cancelled, ClientGone
 from skippy_sched.server.replies import DONE, Choice, Format
 
@@ -27,6 +28,8 @@ class Order:
     echo: str = ""
     #: the first choice of its prompt, which accounts for the prompt's tokens
     counts_prompt: bool = True
+    #: only the prompt's log-probabilities are wanted; to get them takes a token more
+    drops_answer: bool = False
 
 
 class Generation:
@@ -36,7 +39,7 @@ class Generation:
         self.engine = engine
         self.orders = orders
         self.streams = streams
-        self.choices = [Choice(order.echo) for order in orders]
+        self.choices = [Choice() for _ in orders]
         self._usages = [Usage(0, 0)] * len(orders)
         self._is_flowing = False
 
@@ -76,19 +79,62 @@ class Generation:
 
     # --- whole ----------------------------------------------------------------------------------
 
-    async def answer(self, exchange: Exchange, form: Format, idle_s: float) -> None:
-        """Raises RequestError, and ClientGone."""
-        async with exchange.watched(self.cancel, idle_s, lambda: ()):
-            await self._each_choice(lambda index: self._collect_choice(exchange, index))
-        await exchange.answer_json(200, form.whole(self.choices, self.usage))
+    async def answer(
+        self, exchange: Exchange, form: Format, idle_s: float, best: tuple[int, int] | None = None
+    ) -> None:
+        """``best`` (k, of): only the k likeliest of every so many choices are told.
 
-    async def _collect_choice(self, exchange: Exchange, index: int) -> None:
-        parts = [self.choices[index].text]
+        Raises RequestError, and ClientGone.
+        """
+        async with exchange.watched(self.cancel, idle_s, lambda: ()):
+            await self._each_choice(lambda index: self._collect_choice(exchange, form, index))
+        choices = self.choices if best is None else likeliest(self.choices, *best)
+        await exchange.answer_json(200, form.whole(choices, self.usage))
+
+    async def _collect_choice(self, exchange: Exchange, form: Format, index: int) -> None:
+        choice, writer = self.choices[index], self._writer(form)
+        texts: list[str] = []
+        parts: list[Part] = []
+        told: list[float] = []
         async for event in self.streams[index]:
-            parts.append(event.text)
+            if event.logprobs is not None:
+                told.append(event.logprobs.logprob)
+            for text, part in self._pieces(index, event, writer, is_first=not texts):
+                texts.append(text)
+                if part is not None:
+                    parts.append(part)
             if event.finish_reason is not None:
                 self._end(exchange, index, event)
-        self.choices[index].text = "".join(parts)
+        choice.text = "".join(texts)
+        choice.logprobs = joined(parts)
+        choice.mean_logprob = sum(told) / len(told) if told else 0.0
+
+    def _writer(self, form: Format) -> Logprobs | None:
+        return form.logprobs_of(self.engine) if form.tells_logprobs else None
+
+    def _pieces(
+        self, index: int, event: Event, writer: Logprobs | None, *, is_first: bool
+    ) -> list[tuple[str, Part | None]]:
+        """The texts of an event and what goes with them; the echo comes with the first."""
+        order = self.orders[index]
+        pieces: list[tuple[str, Part | None]] = []
+        if is_first:
+            part = None
+            if isinstance(writer, CompletionLogprobs) and order.params.prompt_logprobs:
+                request = self.streams[index].request
+                part = writer.prompt_part(
+                    request.tokens[: request.prompt_tokens],
+                    event.prompt_logprobs,
+                    order.echo,
+                    as_text=isinstance(order.prompt, str),
+                )
+            pieces.append((order.echo, part))
+        if not order.drops_answer:
+            told = event.logprobs
+            pieces.append(
+                (event.text, None if writer is None or told is None else writer.part(told))
+            )
+        return pieces
 
     # --- streamed -------------------------------------------------------------------------------
 
@@ -103,15 +149,17 @@ class Generation:
 
     async def _write_choice(self, exchange: Exchange, form: Format, index: int) -> None:
         """One write per iteration: an event's text, and what opens or ends the choice with it."""
-        choice = self.choices[index]
-        before = form.opening(index)
-        if choice.text:
-            before += form.delta(index, choice.text)
+        choice, writer = self.choices[index], self._writer(form)
+        before, is_first = form.opening(index), True
         async for event in self.streams[index]:
             data = before
-            before = ""
-            if event.text:
+            if is_first or writer is not None:
+                for text, part in self._pieces(index, event, writer, is_first=is_first):
+                    if text or part is not None:
+                        data += form.delta(index, text, part)
+            elif event.text:
                 data += form.delta(index, event.text)
+            before, is_first = "", False
             if event.finish_reason is not None:
                 self._end(exchange, index, event)
                 data += form.finish(index, choice)
@@ -132,10 +180,12 @@ class Generation:
         if event.finish_reason == "cancelled":
             raise Cancelled("the request was cancelled")
         assert event.usage is not None
-        choice = self.choices[index]
-        choice.finish_reason = event.finish_reason
-        choice.stop_reason = event.stop_reason
-        self._usages[index] = event.usage
+        choice, usage = self.choices[index], event.usage
+        choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+        if self.orders[index].drops_answer:
+            choice.finish_reason, choice.stop_reason = "length", None
+            usage = Usage(usage.prompt_tokens, 0, usage.cached_tokens)
+        self._usages[index] = usage
 
     async def _each_choice(self, run: Callable[[int], Coroutine[None, None, None]]) -> None:
         """All choices side by side; the first to fail ends them all."""
@@ -148,3 +198,12 @@ class Generation:
                     tasks.create_task(run(index))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
+
+
+def likeliest(choices: Sequence[Choice], keep: int, of: int) -> list[Choice]:
+    """Of every ``of`` choices the ``keep`` with the highest log-probability per token."""
+    kept: list[Choice] = []
+    for start in range(0, len(choices), of):
+        group = sorted(choices[start : start + of], key=lambda c: c.mean_logprob, reverse=True)
+        kept += group[:keep]
+    return kept

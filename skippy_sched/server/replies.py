@@ -12,7 +12,15 @@ from typing import ClassVar
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.request import Usage
 from skippy_sched.server.exchange import encode_json
+from skippy_sched.server.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    Logprobs,
+    Part,
+    Vocabulary,
+)
 from skippy_sched.server.problems import error_object
+from skippy_sched.server.tool_calls import Call, CallReader
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,6 +32,9 @@ class Choice:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: Part | None = None
+    #: per token; for a ranking, if log-probabilities were asked for
+    mean_logprob: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class Format:
 
     head: Head
     include_usage: bool = False
+    tells_logprobs: bool = False
     _before: list[str] = field(default_factory=list)
     _after: str = ""
 
@@ -70,7 +82,11 @@ class Format:
         """Comes before a choice's first text."""
         return ""
 
-    def delta(self, index: int, text: str) -> str:
+    def logprobs_of(self, vocabulary: Vocabulary) -> Logprobs:
+        """A writer for one choice."""
+        raise NotImplementedError
+
+    def delta(self, index: int, text: str, logprobs: Part | None = None) -> str:
         raise NotImplementedError
 
     def finish(self, index: int, choice: Choice) -> str:
@@ -95,9 +111,12 @@ class CompletionFormat(Format):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def delta(self, index: int, text: str) -> str:
+    def logprobs_of(self, vocabulary: Vocabulary) -> Logprobs:
+        return CompletionLogprobs(vocabulary)
+
+    def delta(self, index: int, text: str, logprobs: Part | None = None) -> str:
         return (
-            f'{self._before[index]}"text":{encode_json(text)},"logprobs":null,'
+            f'{self._before[index]}"text":{encode_json(text)},"logprobs":{_or_null(logprobs)},'
             f'"finish_reason":null}}{self._after}'
         )
 
@@ -112,15 +131,29 @@ class CompletionFormat(Format):
         return {
             "index": index,
             "text": choice.text,
-            "logprobs": None,
+            "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
 
 
 class ChatFormat(Format):
+    """With ``reads_calls`` calls of tools are told apart from the text."""
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, head: Head, include_usage: bool, tells_logprobs: bool, *, reads_calls: bool
+    ) -> None:
+        super().__init__(head, include_usage, tells_logprobs)
+        self._reads_calls = reads_calls
+        self._readers: list[CallReader] = []
+
+    def prepare_stream(self, choices: int) -> None:
+        super().prepare_stream(choices)
+        if self._reads_calls:
+            self._readers = [CallReader() for _ in range(choices)]
 
     def opening(self, index: int) -> str:
         return (
@@ -128,27 +161,80 @@ class ChatFormat(Format):
             f'"finish_reason":null}}{self._after}'
         )
 
-    def delta(self, index: int, text: str) -> str:
+    def logprobs_of(self, vocabulary: Vocabulary) -> Logprobs:
+        return ChatLogprobs(vocabulary)
+
+    def delta(self, index: int, text: str, logprobs: Part | None = None) -> str:
+        if not self._readers:
+            return self._content(index, text, logprobs)
+        told = "" if logprobs is None else self._content(index, "", logprobs)
+        reader = self._readers[index]
+        return told + "".join(self._piece(index, reader, piece) for piece in reader.read(text))
+
+    def _piece(self, index: int, reader: CallReader, piece: str | Call) -> str:
+        if isinstance(piece, str):
+            return self._content(index, piece)
+        number = reader.calls - 1
+        call = {"index": number, **self._call(index, number, piece)}
+        return self._delta(index, encode_json({"tool_calls": [call]}))
+
+    def _content(self, index: int, text: str, logprobs: Part | None = None) -> str:
+        return self._delta(index, f'{{"content":{encode_json(text)}}}', _or_null(logprobs))
+
+    def _delta(self, index: int, delta: str, logprobs: str = "null") -> str:
         return (
-            f'{self._before[index]}"delta":{{"content":{encode_json(text)}}},"logprobs":null,'
+            f'{self._before[index]}"delta":{delta},"logprobs":{logprobs},'
             f'"finish_reason":null}}{self._after}'
         )
 
     def finish(self, index: int, choice: Choice) -> str:
+        rest, calls = "", 0
+        if self._readers:
+            reader = self._readers[index]
+            rest = "".join(self._content(index, text) for text in reader.end())
+            calls = reader.calls
         return (
-            f'{self._before[index]}"delta":{{}},"logprobs":null,'
-            f'"finish_reason":"{choice.finish_reason}",'
+            f'{rest}{self._before[index]}"delta":{{}},"logprobs":null,'
+            f'"finish_reason":"{_finish_reason(choice, calls)}",'
             f'"stop_reason":{encode_json(choice.stop_reason)}}}{self._after}'
         )
 
     def whole_choice(self, index: int, choice: Choice) -> dict[str, object]:
+        message: dict[str, object] = {"role": "assistant", "content": choice.text, "refusal": None}
+        calls: list[dict[str, object]] = []
+        if self._reads_calls:
+            reader = CallReader()
+            pieces = [*reader.read(choice.text), *reader.end()]
+            calls = [
+                self._call(index, number, call)
+                for number, call in enumerate(p for p in pieces if isinstance(p, Call))
+            ]
+            if calls:
+                texts = "".join(piece for piece in pieces if isinstance(piece, str))
+                message |= {"content": texts or None, "tool_calls": calls}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "message": message,
+            "logprobs": choice.logprobs,
+            "finish_reason": _finish_reason(choice, len(calls)),
             "stop_reason": choice.stop_reason,
         }
+
+    def _call(self, index: int, number: int, call: Call) -> dict[str, object]:
+        """Its id is unique, and follows from the answer's."""
+        return {
+            "id": f"call_{self.head.id.removeprefix('chatcmpl-')}_{index}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+
+def _finish_reason(choice: Choice, calls: int) -> str | None:
+    return "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def _or_null(part: Part | None) -> str:
+    return "null" if part is None else encode_json(part)
 
 
 def error_event(error: RequestError) -> str:

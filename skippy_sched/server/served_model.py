@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from skippy_sched import clock
 from skippy_sched.config import Config
 from skippy_sched.default_model import MODEL_FILE
 from skippy_sched.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from skippy_sched.native.facts import ModelFacts
 from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.grammar import Grammar, GrammarError
 from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.chat_template import ChatTemplate
-from skippy_sched.server.wire import Generation, Message
+from skippy_sched.server.tool_calls import OPEN, arguments_schema, calls_grammar, is_lenient
+from skippy_sched.server.wire import ChatRequest, Generation
 
 #: Rendering more text than this takes milliseconds: it is done off the loop.
 RENDER_INLINE_CHARS = 65536
@@ -32,16 +36,103 @@ class ServedModel:
     template: ChatTemplate
     bos: str
     created: int
+    #: the tokens before a prefix, a suffix and the middle; None: the model has none
+    infill: tuple[int, int, int] | None
 
-    async def chat_prompt(self, messages: tuple[Message, ...]) -> list[int]:
+    async def chat_prompt(self, request: ChatRequest) -> list[int]:
         """Tokens that ask for the next message; raises InvalidRequest."""
+        messages, tools = request.messages, request.tools_offered
+        variables = request.chat_template_kwargs or {}
         if sum(len(message.content) for message in messages) > RENDER_INLINE_CHARS:
-            text = await asyncio.to_thread(self.template.render, messages)
+            text = await asyncio.to_thread(self.template.render, messages, tools, variables)
         else:
-            text = self.template.render(messages)
+            text = self.template.render(messages, tools, variables)
         # Some templates write the first token themselves; the model must not see it twice.
         has_bos = bool(self.bos) and text.startswith(self.bos)
         return await self.engine.tokenize(text, add_special=not has_bos)
+
+    async def infill_prompt(self, prompt: str | list[int], suffix: str) -> list[int]:
+        """Tokens that ask for what belongs between the two; raises InvalidRequest."""
+        if self.infill is None:
+            raise InvalidRequest(
+                "suffix is not supported: this model has no tokens for filling in the middle; "
+                "leave it out, or use a model that was trained for that",
+                param="suffix",
+            )
+        before, after, middle = self.infill
+        if isinstance(prompt, str):
+            prompt = await self.engine.tokenize(prompt, add_special=False)
+        rest = await self.engine.tokenize(suffix, add_special=False)
+        facts = self.engine.facts
+        start = [facts.token_bos] if facts.add_bos else []
+        return [*start, before, *prompt, after, *rest, middle]
+
+    def check_tools(self, request: ChatRequest) -> None:
+        """Raises InvalidRequest where the template could not tell the model of tools."""
+        if request.tools_offered and not self.template.reads_calls:
+            why = (
+                f"writes calls in another notation than {OPEN}, which this server cannot read"
+                if self.template.takes_tools
+                else "has none"
+            )
+            raise InvalidRequest(
+                f"tools are not supported: the model's chat template {why}; leave tools out, or "
+                "set model.chat_template to a template for this model that has them",
+                param="tools",
+            )
+        if self.template.takes_tools:
+            return
+        for index, message in enumerate(request.messages):
+            if message.role == "tool" or message.tool_calls:
+                raise InvalidRequest(
+                    f"messages.{index} is about a call of a tool; the model's chat template has no "
+                    "tools",
+                    param="messages",
+                )
+
+    async def calls_grammar(self, request: ChatRequest) -> Grammar:
+        """Calls of the offered tools, or what else may be answered; raises InvalidRequest."""
+        tools = [tool.function.model_dump(exclude_none=True) for tool in request.tools_offered]
+        wanted = request.function_wanted
+        form = request.response_format
+        text = calls_grammar(
+            [tool for tool in tools if wanted in (None, tool["name"])],
+            required=wanted is not None or request.tool_choice == "required",
+            parallel=wanted is None and request.parallel_tool_calls is not False,
+            otherwise=None if form is None else form.schema_wanted,
+        )
+        try:
+            return await self.engine.compile_lark(text)
+        except GrammarError as error:
+            for index, tool in enumerate(tools):
+                place = f"tools.{index}.function.parameters"
+                schema = arguments_schema(tool)
+                await self._check_schema(schema, place, "tools", lenient=is_lenient(tool))
+            raise InvalidRequest(f"tools: {error}", param="tools") from None
+
+    async def _check_schema(
+        self, schema: dict[str, Any], place: str, param: str, *, lenient: bool = False
+    ) -> Grammar:
+        try:
+            return await self.engine.compile_schema(schema, lenient=lenient)
+        except GrammarError as error:
+            place = ".".join(filter(None, [place, error.place]))
+            raise InvalidRequest(f"{place}: {error}", param=param) from None
+
+    async def grammar(self, request: Generation) -> Grammar | None:
+        """What the answer has to fit, compiled off the loop; raises InvalidRequest."""
+        if isinstance(request, ChatRequest) and request.tools_offered:
+            return await self.calls_grammar(request)
+        form = request.response_format
+        if form is not None and (schema := form.schema_wanted) is not None:
+            place = "response_format.json_schema.schema"
+            return await self._check_schema(schema, place, "response_format")
+        if request.grammar is None:
+            return None
+        try:
+            return await self.engine.compile_gbnf(request.grammar)
+        except GrammarError as error:
+            raise InvalidRequest(f"grammar: {error}", param="grammar") from None
 
 
 def model_name(config: Config) -> str:
@@ -55,16 +146,48 @@ def serve_model(config: Config, engine: Engine) -> ServedModel:
     bos = engine.special_text(facts.token_bos) if facts.add_bos else ""
     try:
         template = ChatTemplate(
-            facts.chat_template,
+            _template_source(config, facts),
             bos=engine.special_text(facts.token_bos),
             eos=engine.special_text(facts.token_eos),
         )
     except ValueError as error:
-        raise StartupError(f"{config.model.path}: {error}") from error
-    return ServedModel(model_name(config), engine, template, bos, int(clock.wall_time()))
+        where = config.model.chat_template or config.model.path
+        raise StartupError(f"{where}: {error}") from error
+    infill = _infill_tokens(engine)
+    return ServedModel(model_name(config), engine, template, bos, int(clock.wall_time()), infill)
 
 
-def request_params(request: Generation, max_tokens: int | None, choice: int) -> RequestParams:
+#: How families of models write what comes before a prefix, a suffix and the middle.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - it is written so
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+
+
+def _infill_tokens(engine: Engine) -> tuple[int, int, int] | None:
+    for texts in _INFILL:
+        before, after, middle = map(engine.token_of, texts)
+        if before is not None and after is not None and middle is not None:
+            return before, after, middle
+    return None
+
+
+def _template_source(config: Config, facts: ModelFacts) -> str | None:
+    """Blocking, for a few kilobytes at start-up; raises StartupError."""
+    if config.model.chat_template is None:
+        return facts.chat_template
+    path = Path(config.model.chat_template).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"model.chat_template: cannot read {path}: {error}") from error
+
+
+def request_params(
+    request: Generation, max_tokens: int | None, choice: int, grammar: Grammar | None
+) -> RequestParams:
     """``choice`` k of a seeded request gives what a single choice with seed + k gives."""
     return RequestParams(
         max_tokens=max_tokens,
@@ -72,9 +195,11 @@ def request_params(request: Generation, max_tokens: int | None, choice: int) -> 
         stop=request.stop,
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos is True,
-        tenant=request.user or "default",
+        tenant=request.user or request.safety_identifier or "default",
         priority=request.priority_class,
         timeout_s=request.timeout,
+        logprobs=request.logprobs_wanted,
+        grammar=grammar,
     )
 
 

@@ -26,6 +26,9 @@ from skippy_sched.errors import InvalidRequest
 CHOICES_MAX = 128
 #: OpenAI's bound; each stop string is searched for in every piece of text.
 STOPS_MAX = 4
+#: OpenAI's bounds on likeliest tokens told beside each token.
+COMPLETION_LOGPROBS_MAX = 5
+CHAT_LOGPROBS_MAX = 20
 #: The library takes so many; more would be dropped without a word.
 LOGIT_BIASES_MAX = 256
 SHOWN_CHARS_MAX = 80
@@ -33,6 +36,8 @@ SHOWN_CHARS_MAX = 80
 PRIORITY_MAX = 100
 #: A name for logs and tenants, not a place to store things.
 USER_CHARS_MAX = 256
+#: OpenAI's bound.
+TOOLS_MAX = 128
 
 
 def _integral(value: object) -> object:
@@ -44,10 +49,27 @@ def problem(message: str) -> PydanticCustomError:
     return PydanticCustomError("request", "{message}", {"message": message})
 
 
+def _boolean(value: object) -> object:
+    """A literal would take 0 for false."""
+    if not isinstance(value, bool):
+        raise problem(f"expected true or false, found {_shown(value)}")
+    return value
+
+
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
 Int = Annotated[int, BeforeValidator(_integral)]
 TokenLimit = Annotated[Int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=USER_CHARS_MAX)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+TemplateVariables = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
+        str | bool | Int | Number | None,
+    ],
+    Field(max_length=16),
+]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 # What a client may send where a validator reads it: for the OpenAPI document.
@@ -67,14 +89,58 @@ PromptInput = (
 )
 
 
+class NamedFunction(BaseModel):
+    name: FunctionName
+
+
+class NamedTool(BaseModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoiceInput = Literal["none", "auto", "required"] | NamedTool | None
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = None
+    continuous_usage_stats: OnlyFalse | None = None
 
     @property
     def ignored(self) -> list[str]:
         return [f"stream_options.{name}" for name in self.model_extra or ()]
+
+
+class JsonSchema(BaseModel):
+    """``strict`` changes nothing: an answer always fits its schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    name: Text | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise at("response_format", "json_schema is required with type json_schema")
+        return self
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """What the answer has to be; None: any text."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
 
 
 class Generation(BaseModel):
@@ -90,6 +156,9 @@ class Generation(BaseModel):
     stop: tuple[str, ...] = ()
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
     user: Text | None = None
+    #: what took the place of ``user``; the other is a hint that a cache of prefixes needs not
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
@@ -109,16 +178,32 @@ class Generation(BaseModel):
     priority: Annotated[Int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
+    # What the answer has to look like.
+    response_format: ResponseFormat | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
     # Known, and refused unless they ask for what happens anyway.
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     metadata: dict[str, str] | None = None
-    grammar: None = None
     guided_json: None = None
     guided_regex: None = None
     guided_choice: None = None
     guided_grammar: None = None
     structured_outputs: None = None
-    use_beam_search: Literal[False] | None = None
+    use_beam_search: OnlyFalse | None = None
+    length_penalty: Annotated[Number, Field(ge=1, le=1)] | None = None
+    skip_special_tokens: OnlyTrue | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none in a text
+    include_stop_str_in_output: OnlyFalse | None = None
+    min_tokens: Annotated[Int, Field(ge=0, le=0)] | None = None
+    truncate_prompt_tokens: None = None
+    prompt_logprobs: None = None
+    allowed_token_ids: None = None
+    bad_words: Annotated[tuple[str, ...], Field(max_length=0, strict=False)] | None = None
+    logits_processors: None = None
+    return_tokens_as_token_ids: OnlyFalse | None = None
+    return_token_ids: OnlyFalse | None = None
+    cache_salt: None = None
 
     @field_validator("stop", mode="plain", json_schema_input_type=StopInput)
     @classmethod
@@ -152,6 +237,9 @@ class Generation(BaseModel):
     def _stream_options_need_a_stream(self) -> Generation:
         if self.stream_options is not None and not self.stream:
             raise at("stream_options", "only allowed together with stream = true")
+        wants_schema = self.response_format is not None and self.response_format.type != "text"
+        if self.grammar is not None and wants_schema:
+            raise at("grammar", "and response_format both say what the answer looks like")
         if self.repeat_penalty is not None and self.repetition_penalty is not None:
             raise at("repetition_penalty", "is repeat_penalty by another name; send one of them")
         return self
@@ -159,6 +247,11 @@ class Generation(BaseModel):
     @property
     def choices_per_prompt(self) -> int:
         return self.n or 1
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """Tokens to tell of beside each token; None: no log-probabilities."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -195,9 +288,9 @@ class CompletionRequest(Generation):
     prompt: tuple[str | list[int], ...]
     echo: bool | None = None
     best_of: Annotated[Int, Field(ge=1, le=CHOICES_MAX)] | None = None
-    suffix: Literal[""] | None = None
-    logprobs: None = None
-    response_format: None = None
+    suffix: str | None = None
+    add_special_tokens: OnlyTrue | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
     @field_validator("prompt", mode="plain", json_schema_input_type=PromptInput)
     @classmethod
@@ -215,14 +308,29 @@ class CompletionRequest(Generation):
 
     @model_validator(mode="after")
     def _choices(self) -> CompletionRequest:
-        if self.best_of not in (None, self.choices_per_prompt):
-            raise at(
-                "best_of", f"is {self.best_of}; only best_of = n is supported, without ranking"
-            )
-        choices = len(self.prompt) * self.choices_per_prompt
-        if choices > CHOICES_MAX:
-            raise at("n", f"prompts times n is {choices}, more than {CHOICES_MAX}")
+        if self.suffix and self.echo and self.logprobs is not None:
+            raise at("suffix", "cannot go with echo and logprobs: which text would be scored?")
+        candidates, choices = self.candidates, self.choices_per_prompt
+        if candidates < choices:
+            raise at("best_of", f"is {candidates}, below n = {choices}")
+        if candidates > choices and self.stream:
+            raise at("best_of", "cannot be streamed: which choices are best is known at the end")
+        if candidates > choices and self.max_tokens == 0:
+            raise at("best_of", "without tokens, none is better than another")
+        total = len(self.prompt) * candidates
+        if total > CHOICES_MAX:
+            name = "n" if candidates == choices else "best_of"
+            raise at(name, f"prompts times {name} is {total}, more than {CHOICES_MAX}")
         return self
+
+    @property
+    def candidates(self) -> int:
+        """Choices generated per prompt, of which the best are told."""
+        return self.choices_per_prompt if self.best_of is None else self.best_of
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
 
 
 def _all(values: Sequence[object], kind: type) -> bool:
@@ -240,18 +348,54 @@ class TextPart(BaseModel):
 ContentInput = str | list[TextPart]
 
 
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model made in an earlier turn."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(BaseModel):
     """One message; templates may look at the fields that we do not know."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
     name: Text | None = None
     refusal: str | None = None
-    tool_calls: None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(strict=False)] | None = None
+    tool_call_id: Text | None = None
     function_call: None = None
     audio: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_calls_need_no_content(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("content") is None:
+            if value.get("role") == "assistant" and value.get("tool_calls"):
+                return {**value, "content": ""}
+            if "content" not in value:
+                raise problem("content is required")
+        return value
+
+    @model_validator(mode="after")
+    def _calls_and_results_by_role(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise problem(f"tool_calls are an assistant's, the role is {self.role}")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise problem("tool_call_id is required with role tool")
+        return self
 
     @field_validator("content", mode="before", json_schema_input_type=ContentInput)
     @classmethod
@@ -271,23 +415,86 @@ class Message(BaseModel):
         return "\n".join(texts)
 
 
+class Function(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(Generation):
     messages: Annotated[tuple[Message, ...], Field(strict=False)]
     max_completion_tokens: TokenLimit | None = None
 
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
-    tools: Annotated[tuple[Any, ...], Field(max_length=0, strict=False)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=CHAT_LOGPROBS_MAX)] | None = None
+    tools: Annotated[tuple[Tool, ...], Field(max_length=TOOLS_MAX, strict=False)] | None = None
+    #: "none", "auto", "required", or the name of the function to call, as an object that holds it
+    tool_choice: str | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[tuple[Any, ...], Field(max_length=0, strict=False)] | None = None
     function_call: Literal["none"] | None = None
-    response_format: dict[str, Any] | None = None
     modalities: Annotated[tuple[Literal["text"], ...], Field(strict=False)] | None = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
     reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
+    #: variables for the template, such as enable_thinking
+    chat_template_kwargs: TemplateVariables | None = None
+    chat_template: None = None  # templates come from the operator
+    documents: None = None
+    echo: OnlyFalse | None = None
+    add_generation_prompt: OnlyTrue | None = None
+    continue_final_message: OnlyFalse | None = None
+    add_special_tokens: OnlyFalse | None = None
+
+    @field_validator("tool_choice", mode="plain", json_schema_input_type=ToolChoiceInput)
+    @classmethod
+    def _tool_choice(cls, value: object) -> str | None:
+        """A function's name comes with a colon before it, so that it is none of the words."""
+        if value is None or value in ("none", "auto", "required"):
+            return value if isinstance(value, str) else None
+        function = value.get("function") if isinstance(value, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(value, dict) or value.get("type") != "function" or not name:
+            raise problem(
+                'expected "none", "auto", "required" or '
+                '{"type": "function", "function": {"name": …}}'
+            )
+        return f":{name}"
+
+    @model_validator(mode="after")
+    def _tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise at("tools", "two functions have the same name")
+        if self.tool_choice == "required" and not names:
+            raise at("tool_choice", "is required, but there are no tools")
+        if (wanted := self.function_wanted) is not None and wanted not in names:
+            raise at("tool_choice", f"names {_shown(wanted)}, which is none of the tools")
+        if names and self.grammar is not None:
+            raise at("grammar", "and tools both say what the answer looks like")
+        return self
+
+    @property
+    def function_wanted(self) -> str | None:
+        choice = self.tool_choice
+        return choice[1:] if choice is not None and choice.startswith(":") else None
+
+    @property
+    def tools_offered(self) -> tuple[Tool, ...]:
+        """Those that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools or ()
 
     @model_validator(mode="after")
     def _limits(self) -> ChatRequest:
@@ -299,9 +506,13 @@ class ChatRequest(Generation):
         name = "max_tokens" if new is None else "max_completion_tokens"
         if self.token_limit == 0:
             raise at(name, "0 is below 1")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise at("response_format", 'only {"type": "text"} is supported')
+        if self.top_logprobs and not self.logprobs:
+            raise at("top_logprobs", "needs logprobs = true")
         return self
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:

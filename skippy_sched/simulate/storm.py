@@ -11,7 +11,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +19,13 @@ from typing import Any
 from skippy_sched.clock import random_generator
 from skippy_sched.config import Config
 from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull
-from skippy_sched.native import Library, Model, ModelOptions, find_library
 from skippy_sched.native.sampling import SamplingConfig
+from skippy_sched.scheduler.grammar import grammars_of
 from skippy_sched.scheduler.iteration import Chunk, Verify
 from skippy_sched.scheduler.loading import open_model
 from skippy_sched.scheduler.planner import Wait
-from skippy_sched.scheduler.request import Request, RequestParams, Status
+from skippy_sched.scheduler.request import Request, RequestParams, Status, TokenLogprobs
+from skippy_sched.simulate.alone import alone, continue_alone
 from skippy_sched.simulate.driver import Step, VirtualEngine
 
 #: What a native call can do wrong without hanging or ending the process.
@@ -68,6 +68,8 @@ VERIFY_FAULTS = (
 )
 #: The simulated engine's tokens before and after an answer that a prompt holds.
 SCRIPT, END = 258, 259
+#: What some answers have to be: short enough to be complete, or to be cut in the midst.
+SCHEMA = {"type": "array", "items": {"enum": [1, "two", None, 44]}, "minItems": 2}
 TENANTS = ("red", "green", "blue")
 #: Turns of the loop per token that has to be computed; more means that it goes round in circles.
 STEPS_PER_TOKEN_MAX = 40
@@ -152,6 +154,7 @@ class Told:
     stop_after: int | None
     pause_chance: float
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     ended: bool = False
 
 
@@ -174,6 +177,7 @@ class Storm:
         self.model = open_model(config)
         self.engine = VirtualEngine(config, self.model, seed=seed)
         self.told: dict[int, Told] = {}
+        self.grammar = grammars_of(self.model).compile_schema(SCHEMA)
         self.prefixes = [self._tokens(rng.randrange(1, 120)) for _ in range(3)]
         self.refused = 0
         self.tokens_wanted = 0
@@ -251,10 +255,15 @@ class Storm:
         sampling = SamplingConfig()
         if rng.random() < 0.3:
             sampling = SamplingConfig(enabled=True, temperature=0.9, seed=rng.randrange(1, 99))
+        grammar = self.grammar if rng.random() < 0.2 else None
+        logprobs = rng.choice((None, None, None, 0, 3))
         params = RequestParams(
             max_tokens=rng.choice((None, 1, min(room, rng.randrange(1, 60)))),
             sampling=sampling,
-            ignore_eos=rng.random() < 0.3,
+            ignore_eos=grammar is None and rng.random() < 0.3,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs is not None and rng.random() < 0.5,
+            grammar=grammar,
             tenant=rng.choice(TENANTS),
             priority=rng.choice((-1, 0, 0, 0, 2)),
             timeout_s=rng.choice((None, None, None, 0.01, 1.0)),
@@ -303,6 +312,8 @@ class Storm:
                 told = self.told[request.key]
                 assert not told.ended, f"a token for {request} after its end"
                 told.tokens.append(token)
+                if request.params.logprobs is not None:
+                    told.logprobs.append(step.reconciled.logprobs[request.key])
                 stopped = told.stop_after is not None and len(told.tokens) >= told.stop_after
                 if stopped and not request.status.is_final:
                     assert self.engine.scheduler.stop(request, "stop", step.now)
@@ -425,13 +436,17 @@ class Storm:
 
     def _check_texts(self) -> None:
         """Each answer is the beginning of the text of its request alone, and ends rightly."""
-        with _alone(self._reference, self.config) as model:
+        with alone(self._reference, self.config) as model:
             for told in self.told.values():
                 request = told.request
-                expected = _continue(model, told.prompt, request, max(1, len(told.tokens)))
+                count = max(1, len(told.tokens))
+                expected, of_prompt, logprobs = continue_alone(model, told.prompt, request, count)
                 assert told.tokens == expected[: len(told.tokens)], (
                     f"{request} got another text than alone"
                 )
+                assert told.logprobs == logprobs[: len(told.logprobs)], request
+                if told.tokens:
+                    assert request.prompt_logprobs == of_prompt, request
                 self._check_reason(told)
 
     def _check_reason(self, told: Told) -> None:
@@ -450,25 +465,6 @@ class Storm:
         else:
             assert request.cancel_requested
         assert not request.stop_tokens.intersection(tokens[:-1])
-
-
-@contextmanager
-def _alone(path: Path, config: Config) -> Iterator[Model]:
-    """The same model, faultless, with room for one request."""
-    library = Library.load(find_library(config.engine.library))
-    context = config.engine.context_tokens
-    with Model.open(library, path, ModelOptions(ctx_size=context, n_batch=context)) as model:
-        yield model
-
-
-def _continue(model: Model, prompt: Sequence[int], request: Request, tokens: int) -> list[int]:
-    """The request's text when it has the engine to itself."""
-    with model.create_session() as session:
-        first, _ = session.prefill_chunk_frame_sampled(prompt, request.sampling)
-        text = [first]
-        while len(text) < tokens:
-            text.append(session.decode_step_sampled(text[-1], request.sampling))
-    return text
 
 
 def run_seed(seed: int, folder: Path, library: str = "sim") -> None:

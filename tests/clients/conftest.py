@@ -14,8 +14,9 @@ import pytest
 KEY = "sk-test"
 
 #: The template's whole output is the prompt, so a script in it makes the answer known. A message
-#: that holds a script of its own decides the answer instead.
+#: that holds a script of its own decides the answer instead; tools are told by their names.
 TEMPLATE = (
+    "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}</tool_call>{% endfor %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "{% if '<|script|>' not in messages[-1].content %}<|script|>Hello there!<|end|>{% endif %}"
 )

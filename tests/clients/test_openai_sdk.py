@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -139,3 +141,122 @@ def test_a_failure_in_mid_stream_is_an_api_error_and_not_an_end(client, failing_
     assert caught.value.code == "engine_error"
     with pytest.raises(openai.InternalServerError):
         failing.completions.create(**fields)
+
+
+# --- structured answers and tools -----------------------------------------------------------------
+
+
+class Person(BaseModel):
+    name: Literal["Ada", "Bo"]
+    age: Annotated[int, Field(ge=0, le=120)]
+    languages: list[Literal["de", "en"]]
+
+
+class GetWeather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Berlin", "Paris"]
+    days: Annotated[int, Field(ge=1, le=9)]
+
+
+WEATHER = openai.pydantic_function_tool(GetWeather, name="get_weather")
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
+)
+
+
+def saying(text):
+    """A message that the simulated model answers with this text, if it may."""
+    return [{"role": "user", "content": f"<|script|>{text}<|end|>"}]
+
+
+def test_a_parsed_answer_is_of_the_model_that_was_asked_for(client):
+    text = '{"name": "Ada", "age": 36, "languages": ["en", "de"]}'
+    for messages in (saying(text), saying("no JSON at all")):
+        answer = client.chat.completions.parse(
+            model="sim", messages=messages, response_format=Person
+        )
+        assert isinstance(answer.choices[0].message.parsed, Person)
+        if messages == saying(text):
+            expected = Person(name="Ada", age=36, languages=["en", "de"])
+            assert answer.choices[0].message.parsed == expected
+
+
+def test_a_streamed_answer_is_parsed_too(client):
+    with client.chat.completions.stream(
+        model="sim", messages=saying("anything"), response_format=Person
+    ) as stream:
+        for _ in stream:
+            pass
+        message = stream.get_final_completion().choices[0].message
+        assert isinstance(message.parsed, Person)
+
+
+async def test_the_async_client_parses(async_client):
+    answer = await async_client.chat.completions.parse(
+        model="sim", messages=saying("x"), response_format=Person
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_a_tool_is_called_and_its_result_taken(client):
+    messages = saying(CALL)
+    answer = client.chat.completions.create(model="sim", messages=messages, tools=[WEATHER])
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert GetWeather.model_validate_json(call.function.arguments).days == 3
+    messages += [
+        choice.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+        *saying("It is sunny."),
+    ]
+    answer = client.chat.completions.create(
+        model="sim", messages=messages, tools=[WEATHER], temperature=0
+    )
+    assert answer.choices[0].message.content == "It is sunny."
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_wanted_tool_is_parsed_from_a_stream(client):
+    with client.chat.completions.stream(
+        model="sim",
+        messages=saying("I would rather talk"),
+        tools=[WEATHER],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+    ) as stream:
+        kinds = [event.type for event in stream]
+        choice = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+def test_log_probabilities_arrive_typed(client):
+    answer = client.chat.completions.create(
+        model="sim", messages=USER, logprobs=True, top_logprobs=2, temperature=0
+    )
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content[:-1]) == "Hello there!"
+    assert content[0].bytes == [72]
+    assert content[0].top_logprobs[0].token == "H"
+    stream = client.chat.completions.create(
+        model="sim", messages=USER, logprobs=True, top_logprobs=2, temperature=0, stream=True
+    )
+    streamed = [
+        e for chunk in stream for c in chunk.choices if c.logprobs for e in c.logprobs.content
+    ]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
+    legacy = client.completions.create(
+        model="sim", prompt="abc", max_tokens=2, logprobs=1, echo=True
+    )
+    assert legacy.choices[0].logprobs.tokens[:3] == ["a", "b", "c"]
+    assert legacy.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_embeddings_are_a_clear_refusal(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="sim", input="x")
+    assert "embeddings" in caught.value.message

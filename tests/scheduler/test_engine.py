@@ -290,3 +290,17 @@ async def test_a_model_that_cannot_be_opened_says_so_in_one_line(sim_config: Mak
             async with Engine.open(config):
                 pass
         assert "\n" not in str(caught.value)
+
+
+async def test_long_work_leaves_the_loop_to_others(sim_config):
+    """Long texts are tokenized, and schemas compiled, while the loop turns."""
+    properties = {f"field {n}": {"type": "string", "maxLength": n + 1} for n in range(200)}
+    schema = {"type": "object", "properties": properties}
+    async with Engine.open(sim_config()) as engine:
+        for work in (engine.tokenize("word " * 200_000), engine.compile_schema(schema)):
+            task, turns = asyncio.ensure_future(work), 0
+            while not task.done():
+                await asyncio.sleep(0)
+                turns += 1
+            await task
+            assert turns > 5

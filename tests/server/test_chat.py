@@ -111,3 +111,15 @@ async def test_either_name_of_the_token_limit_is_taken(serving):
             response = await client.chat(**{name: 3})
             assert response.json["usage"]["completion_tokens"] == 3
         assert (await client.chat(max_tokens=3, max_completion_tokens=3)).status == 200
+
+
+async def test_a_template_is_given_the_clients_variables(serving):
+    """But none of them takes the place of its own."""
+    template = "{{ messages[0].content }}{% if enable_thinking is false %}!{% endif %}"
+    async with serving(model={"chat_template": template}) as client:
+        plain = await client.chat("abc", max_tokens=1)
+        given = await client.chat(
+            "abc", max_tokens=1, chat_template_kwargs={"enable_thinking": False, "messages": "no"}
+        )
+        assert plain.json["usage"]["prompt_tokens"] == 3
+        assert given.json["usage"]["prompt_tokens"] == 4

@@ -223,3 +223,31 @@ async def test_usage_and_metrics_tell_what_became_of_drafts(serving, script, str
         metrics = await client.metrics()
         assert metrics["skippy:spec_decode_num_accepted_tokens_total"] == accepted
         assert metrics["skippy:spec_decode_num_draft_tokens_total"] == accepted + rejected
+
+
+INFILL = {
+    "token": [name.encode().hex() for name in ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")]
+}
+
+
+async def test_a_suffix_asks_for_what_belongs_between(serving):
+    """The prompt is put together of the model's own tokens for that."""
+    async with serving(model=INFILL) as client:
+        before, after, middle = 260, 261, 262
+        by_hand = [before, *b"ab", after, *b"yz", middle]
+        expected = (await client.complete(by_hand, max_tokens=8)).json
+        for prompt in ("ab", list(b"ab")):
+            answer = (await client.complete(prompt, suffix="yz", max_tokens=8)).json
+            assert answer["choices"] == expected["choices"]
+            assert answer["usage"]["prompt_tokens"] == len(by_hand)
+        echoed = await client.complete("ab", suffix="yz", max_tokens=8, echo=True)
+        assert echoed.text() == "ab" + expected["choices"][0]["text"]
+        scored = await client.complete("ab", suffix="yz", echo=True, logprobs=1)
+        assert scored.error["param"] == "suffix"
+
+
+async def test_a_suffix_for_a_model_without_such_tokens_is_a_clear_refusal(serving):
+    async with serving() as client:
+        response = await client.complete("ab", suffix="yz")
+        assert response.status == 400
+        assert "filling in the middle" in response.error["message"]

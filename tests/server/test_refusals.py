@@ -40,16 +40,32 @@ FIELDS: dict[str, list[Any]] = {
     "stream": [1, "true"],
     "stream_options": [{}, {"include_usage": True}],
     "user": ["x" * 257, 5],
+    "logprobs": [-1, 6, True, "1"],
+    "best_of": [0, 129, 1.5],
+    "response_format": ["json", {}, {"type": "xml"}, {"type": "json_schema"}],
+    "grammar": ["", "root ::= x", 5],
     # known, not supported
-    "logprobs": [0, 1],
     "suffix": ["x"],
-    "best_of": [2],
-    "response_format": [{"type": "json_object"}],
-    "grammar": ["root ::= x"],
     "guided_json": [{}],
     "priority": [101, -101, 1.5],
     "service_tier": ["gold"],
-    "store": [True],
+    "store": [True, 0],
+    "structured_outputs": [{"json": {}}],
+    "use_beam_search": [True],
+    "length_penalty": [0.5],
+    "skip_special_tokens": [False],
+    "include_stop_str_in_output": [True],
+    "min_tokens": [3],
+    "truncate_prompt_tokens": [5],
+    "prompt_logprobs": [1],
+    "allowed_token_ids": [[1]],
+    "bad_words": [["x"]],
+    "logits_processors": [["x"]],
+    "return_tokens_as_token_ids": [True],
+    "return_token_ids": [True],
+    "cache_salt": ["x"],
+    "add_special_tokens": [False, 1],
+    "safety_identifier": ["x" * 257],
 }
 
 CHAT_FIELDS: dict[str, list[Any]] = {
@@ -61,17 +77,28 @@ CHAT_FIELDS: dict[str, list[Any]] = {
         ["hi"],
         [{"role": "user"}],
         [{"role": "tool", "content": "x"}],
+        [{"role": "tool", "content": "x", "tool_call_id": "a"}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
     ],
-    "logprobs": [True],
-    "top_logprobs": [3],
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
+    "logprobs": [1, "yes"],
+    "top_logprobs": [3, 21, -1],
+    "tools": [[{"type": "function"}], [{"type": "function", "function": {"name": "f"}}], {}],
+    "tool_choice": ["required", "any", {"type": "function", "function": {"name": "f"}}, {}],
     "functions": [[{}]],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema"}],
+    "response_format": [{"type": "json_schema", "json_schema": {"name": "x"}}],
     "modalities": [["audio"]],
     "reasoning_effort": ["low"],
+    "verbosity": ["low"],
+    "chat_template": ["{{ 1 }}"],
+    "chat_template_kwargs": [{"x": [1]}, {"__class__": 1}, {str(n): 1 for n in range(17)}],
+    "documents": [[{}]],
+    "echo": [True],
+    "add_generation_prompt": [False],
+    "continue_final_message": [True],
+    "add_special_tokens": [True],
 }
 
 CASES = [(TEXT, {"prompt": "x"}, f, v) for f, values in FIELDS.items() for v in values] + [
@@ -242,3 +269,61 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(serving):
         assert response.headers["x-should-retry"] == "true"
         metrics = await client.metrics()
         assert metrics['skippy:requests_refused_total{reason="rate_limit_exceeded"}'] == 1
+
+
+async def test_fields_that_ask_for_what_happens_anyway_are_taken(serving):
+    """Clients of other servers send their defaults."""
+    fields = {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "min_tokens": 0,
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "use_beam_search": False,
+        "return_token_ids": False,
+        "prompt_cache_key": "k",
+        "store": False,
+        "stream_options": None,
+    }
+    chat = {
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "echo": False,
+        "verbosity": "medium",
+        "reasoning_effort": "none",
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+    }
+    async with serving() as client:
+        for response in (
+            await client.complete("x", max_tokens=1, suffix="", best_of=1, **fields),
+            await client.chat(max_tokens=1, **fields, **chat),
+        ):
+            assert response.status == 200, response.json
+            assert "warning" not in response.headers
+
+
+async def test_embeddings_are_refused_with_the_reason(serving):
+    async with serving() as client:
+        response = await client.post("/v1/embeddings", {"model": "sim", "input": "x"})
+        assert response.status == 400
+        assert "embedding" in response.error["message"]
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_504(serving):
+    """Also without a stream: never a 200 with an error in it."""
+    slow = {"clock": "real", "cost_fixed_us": 5000}
+    first = {"prompt": "x", "max_tokens": 100, "stream": True}
+    async with (
+        serving(model=slow, engine={"lanes": 1}) as client,
+        client.calling(TEXT, first) as call,
+    ):
+        await call.next_write()
+        response = await client.complete("y", timeout=0.01)
+        assert response.status == 504
+        assert response.error["type"] == "timeout_error"
+        assert response.error["code"] == "deadline_exceeded"
+        call.closed.set()

@@ -151,6 +151,7 @@ struct skippy_session {
     std::vector<const float *> exported; // into the model's capture
     std::unique_ptr<Sampler, SamplerFree> sampler;
     std::unique_ptr<ChatSampling, SamplerFree> chat;
+    std::vector<uint32_t> mask; // a bit per token that may be sampled; empty: any
     bool records_signals = false; // set by the first question for one: entropy costs a vocabulary pass
     std::vector<SignalAt> signals;
     std::vector<Checkpoint> checkpoints;

@@ -184,6 +184,23 @@ int32_t arg_max(const float *logits, int32_t n_vocab) {
     return best;
 }
 
+// Calls `visit` for every token that a mask lets through; most masks let through few.
+template <class Visit> void for_each_allowed(const std::vector<uint32_t> &mask, int32_t n_vocab, Visit &&visit) {
+    for (size_t word = 0; word < mask.size(); word++)
+        for (uint32_t bits = mask[word]; bits; bits &= bits - 1) {
+            int32_t token = static_cast<int32_t>(word * 32) + __builtin_ctz(bits);
+            if (token < n_vocab) visit(token);
+        }
+}
+
+int32_t allowed_arg_max(const std::vector<uint32_t> &mask, const float *logits, int32_t n_vocab) {
+    int32_t best = -1;
+    for_each_allowed(mask, n_vocab, [&](int32_t token) {
+        if (logits[token] > (best < 0 ? -INFINITY : logits[best])) best = token;
+    });
+    return best;
+}
+
 // Over the tokens of the window only: llama.cpp's sampler looks every candidate up in a map.
 void penalize(const skippy_session &session, const skippy_sampling_config &config, size_t history_length,
               llama_token_data_array &candidates) {
@@ -256,8 +273,15 @@ int32_t highest(const llama_token_data_array &candidates) {
     return best;
 }
 
-llama_token_data_array fill_candidates(skippy_model &model, const float *logits) {
+llama_token_data_array fill_candidates(skippy_model &model, const skippy_session &session, const float *logits) {
     llama_token_data *data = model.candidates.data();
+    if (!session.mask.empty()) {
+        size_t count = 0;
+        for_each_allowed(session.mask, model.n_vocab, [&](int32_t token) {
+            if (logits[token] > -INFINITY) data[count++] = {token, logits[token], 0.0f};
+        });
+        return {data, count, -1, false};
+    }
     for (int32_t token = 0; token < model.n_vocab; token++) {
         float logit = logits[token];
         data[token] = {token, logit == logit ? logit : -INFINITY, 0.0f}; // a NaN would break llama.cpp's sorts
@@ -303,11 +327,12 @@ int32_t choose(skippy_session &session, const skippy_sampling_config *config, fl
     }
     uint64_t seed = config && config->seed ? config->seed : session.random_base;
     uint64_t random = mixed(mixed(seed) ^ static_cast<uint64_t>(position));
-    if (greedy) token = arg_max(logits, model.n_vocab);
-    else token = run_chain({session, *session.sampler, history_length, random}, fill_candidates(model, logits));
+    if (!greedy) token = run_chain({session, *session.sampler, history_length, random}, fill_candidates(model, session, logits));
+    else if (session.mask.empty()) token = arg_max(logits, model.n_vocab);
+    else token = allowed_arg_max(session.mask, logits, model.n_vocab);
     // The grammar is asked about one token first: a vocabulary pass through it is slow and mostly not needed.
     if (!session.chat || (token >= 0 && chat_allows(*session.chat, session, history_length, token))) return token;
-    llama_token_data_array candidates = fill_candidates(model, logits);
+    llama_token_data_array candidates = fill_candidates(model, session, logits);
     chat_restrict(*session.chat, candidates);
     return run_chain({session, *session.sampler, history_length, random}, candidates);
 }
@@ -315,7 +340,7 @@ int32_t choose(skippy_session &session, const skippy_sampling_config *config, fl
 } // namespace
 
 bool needs_chain(const skippy_session &session, const skippy_sampling_config *config) {
-    if (session.chat) return true;
+    if (session.chat || !session.mask.empty()) return true;
     return is_enabled(config) && !(is_plain_greedy(*config) && !ignores_end(*config) && !bias_count(*config));
 }
 
@@ -362,4 +387,15 @@ skippy_token_signal compute_signal(const float *logits, int32_t n_vocab) {
     signal.second_logprob = second - top - log_total;
     signal.margin = signal.top_logprob - signal.second_logprob;
     return signal;
+}
+
+skippy_status skippyx_session_set_mask(skippy_session *session, const uint32_t *words, size_t word_count, skippy_error **out_error) {
+    return guarded(out_error, [&] {
+        skippy_session &target = live_session(session, "session_set_mask");
+        size_t needed = (static_cast<size_t>(target.model->n_vocab) + 31) / 32;
+        if (word_count && (!words || word_count != needed))
+            refuse("session_set_mask: %zu words%s, a mask of %d tokens has %zu", word_count, words ? "" : " at NULL",
+                   target.model->n_vocab, needed);
+        target.mask.assign(words, words + word_count);
+    });
 }

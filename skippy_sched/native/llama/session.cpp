@@ -72,6 +72,7 @@ skippy_status skippy_session_free(skippy_session *session, skippy_error **out_er
         live_session(session, "session_free");
         reset_session(*session);
         session->chat.reset();
+        session->mask.clear();
         release_lane(*session);
     });
 }

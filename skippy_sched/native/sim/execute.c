@@ -249,6 +249,7 @@ static sim_status sample_rows(struct sim_batch *batch, sim_error out) {
         struct sim_request *request = &batch->requests[r];
         if (!request->sample_last || !model->terminal || request->dropped) continue;
         struct sim_logits logits = sim_logits_at(request->session, request->start + (int32_t)request->token_count);
+        logits.mask = request->session->mask;
         model->last_logits = logits;
         if (request->all_logits) continue; /* verify draws row by row itself */
         request->predicted = sim_choose(model, &logits, sim_session_sampling(request->session, request->sampling));

@@ -138,6 +138,7 @@ static void model_destroy(struct skippy_model *model) {
         free(session->points);
         free(session->cells);
         free(session->chat_sampling);
+        free(session->mask);
     }
     free(model->sessions);
     free(model->pool.free_cells);

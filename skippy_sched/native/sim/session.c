@@ -59,6 +59,8 @@ void sim_lane_release(struct skippy_session *session) {
     sim_history_cut(session, 0);
     free(session->chat_sampling);
     session->chat_sampling = NULL;
+    free(session->mask);
+    session->mask = NULL;
     pthread_mutex_lock(&model->lock);
     session->live = false;
     model->live_sessions--;

@@ -148,3 +148,24 @@ sim_status skippy_session_configure_chat_sampling(struct skippy_session *session
     sim_leave(session->model);
     return status == SKIPPY_STATUS_OK ? sim_ok(out) : status;
 }
+
+sim_status skippyx_session_set_mask(struct skippy_session *session, const uint32_t *words, size_t word_count,
+                                    sim_error out) {
+    sim_status status = sim_enter_session(session, out);
+    if (status != SKIPPY_STATUS_OK) return status;
+    size_t needed = ((size_t)session->model->vocabulary.size + 31) / 32;
+    uint32_t *mask = word_count ? malloc(needed * sizeof *mask) : NULL;
+    if (word_count && (!words || word_count != needed)) {
+        status = sim_fail(out, SKIPPY_STATUS_INVALID_ARGUMENT, "session_set_mask: %zu words%s, a mask of %d tokens has %zu",
+                          word_count, words ? "" : " at NULL", session->model->vocabulary.size, needed);
+        free(mask);
+    } else if (word_count && !mask) {
+        status = sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR, "memory for a mask ran out");
+    } else {
+        if (mask) memcpy(mask, words, needed * sizeof *mask);
+        free(session->mask);
+        session->mask = mask;
+    }
+    sim_leave(session->model);
+    return status == SKIPPY_STATUS_OK ? sim_ok(out) : status;
+}

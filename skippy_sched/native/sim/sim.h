@@ -143,6 +143,7 @@ struct skippy_session {
     bool reset_required;
     bool chat_sampling_set;
     struct skippy_sampling_config *chat_sampling; /* NULL: greedy */
+    uint32_t *mask;                               /* a bit per token that may be sampled; NULL: any */
     uint64_t batch_serial;                        /* the last batch that this session was in */
     int checkpoint_count;
     struct sim_checkpoint checkpoints[SKIPPY_MAX_VERIFY_CHECKPOINTS]; /* last: the rest shares a line or two */
@@ -161,6 +162,7 @@ struct sim_logits {
     uint64_t hash;
     int32_t position; /* of the token to draw */
     int32_t scripted; /* -1: none */
+    const uint32_t *mask; /* of what may be drawn; NULL: everything */
 };
 
 struct sim_pool { /* cells of a shared KV cache; unused when KV is per lane */
@@ -249,6 +251,7 @@ static inline uint64_t sim_below(uint64_t hash, uint64_t n) {
 static inline uint64_t sim_roll(uint64_t hash, int32_t token) {
     return sim_mix(hash + 0x9e3779b97f4a7c15ULL * ((uint64_t)(uint32_t)token + 1));
 }
+/* Without the session's mask: what the model thinks. */
 struct sim_logits sim_logits_at(const struct skippy_session *session, int32_t position);
 struct sim_logits sim_logits_after(const struct skippy_session *session, struct sim_logits from,
                                    int32_t token);

@@ -60,10 +60,11 @@ static sim_status verify_rows(struct verify *v, const struct sim_hit *hit, sim_e
     const struct skippy_sampling_config *sampling = sim_session_sampling(session, request->sampling);
     *v->out_count = 0;
     if (request->dropped) return SKIPPY_STATUS_OK;
-    bool stops = sim_sampling_enabled(sampling) || session->chat_sampling_set, matches = true;
+    bool stops = sim_sampling_enabled(sampling) || session->chat_sampling_set || session->mask, matches = true;
     size_t count = 0;
     for (size_t i = 0; i < request->token_count && (matches || !stops); i++) {
         struct sim_logits logits = sim_logits_at(session, request->start + (int32_t)i + 1);
+        logits.mask = session->mask;
         int32_t token = sim_choose(model, &logits, sampling);
         if (token < 0)
             return sim_fail(out, SKIPPY_STATUS_RUNTIME_ERROR,
