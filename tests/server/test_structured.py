@@ -170,3 +170,17 @@ async def test_an_engine_in_its_own_process_holds_answers_too(serving):
     async with serving(engine={"isolated": True}) as client:
         response = await client.chat("a person", response_format=as_schema(SCHEMA), temperature=0)
         jsonschema.validate(json.loads(response.text()), SCHEMA)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_an_engine_that_is_lost_in_the_midst_costs_an_answer_nothing(serving, isolated):
+    """It is followed again from its tokens, on the engine that was opened anew."""
+    fields = {"response_format": as_schema(SCHEMA), "temperature": 0.9, "seed": 5}
+    async with serving() as client:
+        alone = (await client.chat("a person", **fields)).text()
+    hangs = {"fault": "call=iteration nth=12 effect=hang"}
+    limits = {"watchdog_s": 0.3}
+    async with serving(model=hangs, engine={"isolated": isolated}, scheduler=limits) as client:
+        response = await client.chat("a person", **fields)
+        assert response.text() == alone
+        assert client.statistics().recoveries >= 1

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from skippy_sched.config import Config
+from skippy_sched.scheduler.engine import Engine
+from skippy_sched.server.app import App
+from skippy_sched.server.metrics import Metrics
+from skippy_sched.server.served_model import serve_model
 from skippy_sched.server.wire import ChatRequest
+
+from .conftest import Client
 
 #: Shows the whole conversation, tools included, then answers with the script of the last message.
 TEMPLATE = (
@@ -264,3 +272,29 @@ async def test_a_template_file_takes_the_place_of_the_models_own(serving, tmp_pa
     )
     async with serving(template=path) as client:
         assert (await client.chat("hi", temperature=0)).text() == "from a file"
+
+
+@pytest.mark.llama
+async def test_a_small_real_model_calls_a_tool_with_the_template_that_is_shipped(default_model):
+    path = Path(__file__).parents[2] / "config" / "templates" / "chatml-tools.jinja"
+    config = Config.model_validate(
+        {
+            "model": {"path": str(default_model), "name": "m", "chat_template": str(path)},
+            "engine": {"lanes": 2, "context_tokens": 1024, "threads": 2},
+        }
+    )
+    app = App(config, Metrics("m"))
+    async with Engine.open(config, seed=7) as engine:
+        app.served = serve_model(config, engine)
+        response = await Client(app, engine).chat(
+            "What is the weather in Paris for the next two days?",
+            tools=[WEATHER, NOW],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=0,
+            max_tokens=200,
+        )
+        [(name, arguments)] = called(response)
+        schemas = {"get_weather": WEATHER["function"]["parameters"], "now": {"type": "object"}}
+        jsonschema.validate(arguments, schemas[name])
+        await engine.drain(5)
