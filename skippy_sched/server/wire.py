@@ -56,8 +56,16 @@ def _boolean(value: object) -> object:
     return value
 
 
+def _not_boolean(value: object) -> object:
+    """As above, the other way round."""
+    if isinstance(value, bool):
+        raise problem(f"expected a number, found {_shown(value)}")
+    return value
+
+
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
 OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
+OnlyZero = Annotated[Literal[0], BeforeValidator(_not_boolean)]
 Int = Annotated[int, BeforeValidator(_integral)]
 TokenLimit = Annotated[Int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=USER_CHARS_MAX)]
@@ -195,7 +203,7 @@ class Generation(BaseModel):
     skip_special_tokens: OnlyTrue | None = None
     spaces_between_special_tokens: bool | None = None  # there are none in a text
     include_stop_str_in_output: OnlyFalse | None = None
-    min_tokens: Annotated[Int, Field(ge=0, le=0)] | None = None
+    min_tokens: OnlyZero | None = None
     truncate_prompt_tokens: None = None
     prompt_logprobs: None = None
     allowed_token_ids: None = None

@@ -55,7 +55,7 @@ FIELDS: dict[str, list[Any]] = {
     "length_penalty": [0.5],
     "skip_special_tokens": [False],
     "include_stop_str_in_output": [True],
-    "min_tokens": [3],
+    "min_tokens": [3, False],
     "truncate_prompt_tokens": [5],
     "prompt_logprobs": [1],
     "allowed_token_ids": [[1]],
