@@ -173,7 +173,8 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.json is not None:
         _write_json(options.json, {**summary, "timeline": report.timeline.rows()})
     if options.plot is not None:
-        plot.draw(options.plot, report.timeline.rows(), str(options.trace or "synthetic traffic"))
+        rows = report.timeline.rows(plot.POINTS_MAX)
+        plot.draw(options.plot, rows, str(options.trace or "synthetic traffic"))
     return 0
 
 

@@ -18,6 +18,10 @@ _HTML = """<!doctype html>
 """
 
 
+#: Points of a plot: enough for its shape, few enough that each is the mean of some requests.
+POINTS_MAX = 200
+
+
 class PlotError(SkippySchedError):
     """The plot cannot be drawn; the message says what to do."""
 
@@ -53,19 +57,26 @@ def draw(path: Path, rows: Sequence[dict[str, float | None]], title: str) -> Non
     figure = Figure(figsize=(11, 7), layout="constrained")
     counts, latency = figure.subplots(2, 1, sharex=True)
     seconds = [row["at_s"] for row in rows]
-    counts.step(seconds, [row["queue"] for row in rows], where="post", label="waiting")
-    counts.step(seconds, [row["running"] for row in rows], where="post", label="running")
-    counts.set_ylabel("requests")
+    for key, label, alpha in (("queue", "waiting", 0.25), ("running", "running", 0.5)):
+        values = [row[key] for row in rows]
+        (line,) = counts.step(seconds, values, where="post", label=label)
+        counts.fill_between(seconds, values, step="post", alpha=alpha, color=line.get_color())
+    counts.set_ylabel("requests, the most at a time")
     counts.set_title(title)
-    counts.legend(loc="upper left")
     seen = [row for row in rows if row["mean_ttft_ms"] is not None]
     seconds = [row["at_s"] for row in seen]
-    latency.plot(seconds, [row["mean_ttft_ms"] for row in seen], label="mean", linewidth=1)
-    latency.plot(seconds, [row["max_ttft_ms"] for row in seen], ".", markersize=2, label="highest")
+    mean = [row["mean_ttft_ms"] for row in seen]
+    highest = [row["max_ttft_ms"] for row in seen]
+    latency.fill_between(seconds, mean, highest, alpha=0.25, label="up to the highest")
+    latency.plot(seconds, mean, label="mean")
     latency.set_ylabel("time to first token, ms")
     latency.set_xlabel("seconds")
-    latency.set_ylim(bottom=0)
-    latency.legend(loc="upper left")
+    for axes in (counts, latency):
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0)
+        axes.grid(alpha=0.3)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(loc="upper left")
     if path.suffix == ".png":
         figure.savefig(path, dpi=120)
         return

@@ -52,18 +52,24 @@ class Timeline:
     def _point(self, at_s: float) -> Point:
         index = int(at_s / self.width_s)
         while index >= POINTS_MAX:
-            self.width_s *= 2
-            old, self.points = self.points, {}
-            for number, point in old.items():
-                self.points.setdefault(number // 2, Point()).merge(point)
+            self.halve()
             index = int(at_s / self.width_s)
         found = self.points.get(index)
         if found is None:
             found = self.points[index] = Point()
         return found
 
-    def rows(self) -> list[dict[str, float | None]]:
+    def halve(self) -> None:
+        """Merge each two neighbours."""
+        self.width_s *= 2
+        old, self.points = self.points, {}
+        for number, point in old.items():
+            self.points.setdefault(number // 2, Point()).merge(point)
+
+    def rows(self, points_max: int = POINTS_MAX) -> list[dict[str, float | None]]:
         """In order of time, for JSON and plots."""
+        while self.points and max(self.points) >= points_max:
+            self.halve()
         return [
             {
                 "at_s": index * self.width_s,

@@ -97,3 +97,15 @@ def test_a_long_timeline_keeps_its_extremes_in_few_points() -> None:
     (peak,) = (row for row in rows if row["queue"] == 1000)
     assert peak["at_s"] is not None
     assert peak["at_s"] <= 777 < peak["at_s"] + timeline.width_s
+
+
+def test_fewer_points_keep_the_extremes_and_the_mean() -> None:
+    timeline = Timeline()
+    for second in range(1000):
+        timeline.queue(float(second), waiting=second, running=1)
+        timeline.first_token(float(second), ttft_s=1.0 if second % 2 else 3.0)
+    rows = timeline.rows(points_max=10)
+    assert len(rows) <= 10
+    assert max(row["queue"] for row in rows if row["queue"] is not None) == 999
+    assert {row["mean_ttft_ms"] for row in rows} == {2000.0}
+    assert {row["max_ttft_ms"] for row in rows} == {3000.0}
