@@ -11,6 +11,7 @@ import pytest
 
 from skippy_sched.config import Config
 from skippy_sched.config_file import load_config, reference_toml, to_toml
+from skippy_sched.config_page import page
 from skippy_sched.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "config").glob("*.toml"))
@@ -178,6 +179,16 @@ def test_the_reference_file_is_the_one_that_the_models_give() -> None:
     assert path.read_text() == reference_toml()
     assert load_config(path, environ={}) == Config()
     assert set(tomllib.loads(reference_toml())) == set(Config.model_fields)
+
+
+def test_the_page_of_the_configuration_is_the_one_that_the_models_give() -> None:
+    """Otherwise: ``python -m skippy_sched.config_page`` writes it and the reference file anew."""
+    text = (EXAMPLES[0].parents[1] / "docs" / "configuration.md").read_text()
+    assert text == page()
+    for name in Config.model_fields:
+        assert f"## `[{name}]`" in text
+        for key in getattr(Config(), name).model_dump():
+            assert f"| `{key}` |" in text
 
 
 def test_every_key_is_described() -> None:
