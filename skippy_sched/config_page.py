@@ -16,9 +16,12 @@ from skippy_sched.config_file import ENV_PREFIX, reference_toml
 _HEAD = f"""# Configuration
 
 Every key, generated from the models that check it.
-Values come from, in rising order: the defaults, the TOML file, environment variables, and flags of the command line.
-A variable's name is `{ENV_PREFIX}SECTION__KEY`, such as `{ENV_PREFIX}ENGINE__LANES=8`; its value is read as a TOML value, or as text where the key takes text.
-`skippy-sched check-config FILE` tells every problem of a file with its line, or what file and environment come to.
+Values come from, in rising order: the defaults, the TOML file, environment variables, and \
+flags of the command line.
+A variable's name is `{ENV_PREFIX}SECTION__KEY`, such as `{ENV_PREFIX}ENGINE__LANES=8`; \
+its value is read as a TOML value, or as text where the key takes text.
+`skippy-sched check-config FILE` tells every problem of a file with its line, or what \
+file and environment come to.
 Keys that are unset by default have "unset" in place of a value.
 """
 _TYPES = {
