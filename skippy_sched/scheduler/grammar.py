@@ -33,6 +33,10 @@ _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verb
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+#: Keywords whose value maps names to schemas, and such that are taken together with what is beside.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_COMBINING = frozenset(("anyOf", "oneOf", "$ref"))
+
 NOTHING_FITS = "no answer fits it"
 
 
@@ -206,8 +210,35 @@ class _Vocabulary:
 
 def styled(schema: dict[str, Any], *, lenient: bool = False) -> dict[str, Any]:
     """A schema with how its JSON is written; ``lenient``: keywords that cannot be held to are no
-    error."""
+    error.
+
+    Objects get the properties that are named and, where nothing is said of others, no others: that
+    fits the schema too, and a model that may invent properties may do so for ever.
+    """
+    if '"allOf"' not in json.dumps(schema):  # its parts would exclude each other's properties
+        schema = _closed(schema)
     return {**schema, "x-guidance": {**_JSON_STYLE, "lenient": lenient}}
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    combines = "properties" in schema and not _COMBINING.isdisjoint(schema)
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            closed[key] = {name: _closed(child) for name, child in value.items()}
+        elif key in _COMBINING and isinstance(value, list) and not combines:
+            closed[key] = [_closed(child) for child in value]
+        elif key in ("items", "additionalProperties"):
+            closed[key] = _closed(value)
+        elif key == "prefixItems" and isinstance(value, list):
+            closed[key] = [_closed(child) for child in value]
+        else:
+            closed[key] = value
+    if "properties" in schema and not combines:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _json_grammar(schema: dict[str, Any]) -> str:
@@ -233,7 +264,7 @@ def _children(schema: Any) -> list[tuple[list[str], dict[str, Any]]]:
     """The subschemas that a schema is made of, with the keys that lead to them."""
     found: list[tuple[list[str], dict[str, Any]]] = []
     for key, value in schema.items():
-        if key in ("properties", "patternProperties", "$defs", "definitions"):
+        if key in _NAMED:
             named = value.items() if isinstance(value, dict) else ()
             found += [([key, name], child) for name, child in named if isinstance(child, dict)]
         elif key in ("items", "additionalProperties") and isinstance(value, dict):

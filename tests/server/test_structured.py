@@ -53,6 +53,43 @@ async def test_json_object_is_an_object(serving):
                 assert isinstance(json.loads(response.text()), dict)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "type": "object"},
+        {
+            "type": "object",
+            "properties": {
+                "in": {"type": "array", "items": {"$ref": "#/$defs/one"}, "maxItems": 2}
+            },
+            "$defs": {"one": {"type": "object", "properties": {"properties": {"enum": [1]}}}},
+        },
+        {"anyOf": [{"type": "object", "properties": {"b": {"type": "null"}}}, {"type": "null"}]},
+    ],
+)
+async def test_where_nothing_is_said_of_other_properties_there_are_none(serving, schema):
+    async with serving() as client:
+        for seed in range(6):
+            response = await client.chat(
+                "x", response_format=as_schema(schema), temperature=1, seed=seed
+            )
+            assert response.finish_reason() == "stop", response.text()
+            answer = json.loads(response.text())
+            jsonschema.validate(answer, schema)
+            assert set(answer or ()) <= {"a", "b", "in"}
+
+
+async def test_parts_of_one_object_do_not_exclude_each_other(serving):
+    """Of allOf, and of what stands beside anyOf."""
+    one = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    two = {"type": "object", "properties": {"b": {"enum": [2]}}, "required": ["b"]}
+    async with serving() as client:
+        for schema in ({"allOf": [one, two]}, {**one, "anyOf": [two]}):
+            fields = {"response_format": as_schema(schema), "temperature": 0, "max_tokens": 16}
+            response = await client.chat("x", **fields)
+            assert response.text().startswith('{"a": 1, "b": 2')
+
+
 async def test_only_the_limit_cuts_an_answer(serving):
     async with serving() as client:
         fields = {"response_format": as_schema(SCHEMA), "temperature": 0}

@@ -28,6 +28,28 @@ assert.equal(usage.completion_tokens, 13);
 const completion = await client.completions.create({ model: "sim", prompt: "a", max_tokens: 4.0 });
 assert.equal(completion.usage.completion_tokens, 4);
 
+const parameters = {
+  type: "object",
+  properties: { city: { enum: ["Berlin", "Paris"] } },
+  required: ["city"],
+  additionalProperties: false,
+};
+const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
+const called = await client.chat.completions.create({
+  model: "sim", messages, tools, tool_choice: "required", parallel_tool_calls: false,
+});
+assert.equal(called.choices[0].finish_reason, "tool_calls");
+const { name, arguments: given } = called.choices[0].message.tool_calls[0].function;
+assert.equal(name, "get_weather");
+assert.ok(["Berlin", "Paris"].includes(JSON.parse(given).city));
+
+const shaped = await client.chat.completions.create({
+  model: "sim",
+  messages,
+  response_format: { type: "json_schema", json_schema: { name: "place", schema: parameters } },
+});
+assert.ok(["Berlin", "Paris"].includes(JSON.parse(shaped.choices[0].message.content).city));
+
 await assert.rejects(
   client.chat.completions.create({ model: "sim", messages, temperature: 3 }),
   (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature",
