@@ -1,4 +1,6 @@
-"""The skippy-sched command: serve, check-config, doctor, generate; more in simulate/commands.py.
+"""The skippy-sched command: serve, check-config, doctor, generate, explain.
+
+More of it is in simulate/commands.py and split/command.py.
 
 Imports what a command needs only when it runs: the command line must answer at once.
 """
@@ -84,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--chat", action="store_true", help="as a chat message (the default)")
     form.add_argument("--raw", action="store_true", help="continue the text, without a template")
     generate.set_defaults(run=_generate)
+
+    explain = commands.add_parser("explain", help="why a request waits, or what it got")
+    explain.add_argument("id", help="an answer's id, or its x-request-id")
+    explain.add_argument("--url", default="http://127.0.0.1:8080", help="the daemon's address")
+    explain.add_argument("--json", action="store_true", help="the daemon's answer as it is")
+    explain.set_defaults(run=_explain)
     split.add_parser(commands)
     simulate.add_parsers(commands)
     return parser
@@ -166,6 +174,12 @@ def _generate(options: argparse.Namespace) -> int:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()  # in order with errors, also where both are written to one file
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from skippy_sched.explain import explain
+
+    return explain(options.url, options.id, as_json=options.json)
 
 
 def _download_bar(stack: ExitStack) -> Progress | None:

@@ -3,6 +3,7 @@
 SkippySchedError
 ├── ConfigError              the TOML file, an environment variable or a flag is wrong
 ├── SplitError               a model cannot be split, or a split one not be read
+├── RemoteError              a running daemon cannot be asked, or refuses to answer
 ├── StartupError             the native library or the model cannot be had
 │   └── AddressUnavailable   the daemon cannot listen where it should
 └── RequestError             one request ends without a result
@@ -45,6 +46,12 @@ class SplitError(SkippySchedError):
 
 class StartupError(SkippySchedError):
     """The engine or the daemon could not start; the message says what to do."""
+
+    exit_code = 69
+
+
+class RemoteError(SkippySchedError):
+    """A running daemon was asked and did not answer as hoped."""
 
     exit_code = 69
 

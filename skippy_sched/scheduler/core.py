@@ -13,6 +13,7 @@ from typing import Literal
 
 from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull, RequestError
 from skippy_sched.scheduler.cost import CostModel
+from skippy_sched.scheduler.drain_rate import DrainRate
 from skippy_sched.scheduler.iteration import Iteration, Outcome
 from skippy_sched.scheduler.planner import Budget, Plan, plan
 from skippy_sched.scheduler.policy import FairShare
@@ -56,6 +57,7 @@ class Scheduler:
         self.costs = costs or CostModel()
         self.inter_token_s = inter_token_s
         self.last_plan: Plan | None = None
+        self.drain_rate = DrainRate()
         self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._next_number = 1
@@ -66,25 +68,31 @@ class Scheduler:
 
     # --- requests in ----------------------------------------------------------------------------
 
-    def check_room(self, prompt_tokens: int) -> None:
-        """Raise QueueFull if a request with that prompt could not wait."""
+    def check_room(self, prompt_tokens: int, now: float) -> None:
+        """Raise QueueFull if a request with that prompt could not wait.
+
+        It says when there will be room, by the rate at which the queue drains.
+        """
         state, limits = self.state, self.state.limits
         waiting = len(state.waiting)
         if waiting >= limits.waiting_requests:
             raise QueueFull(
                 f"{waiting} requests are waiting, the most that may; try again later "
-                "or raise scheduler.waiting_requests_max"
+                "or raise scheduler.waiting_requests_max",
+                retry_after_s=self.drain_rate.room_in_s(waiting, now),
             )
-        if waiting and state.waiting.tokens + prompt_tokens > limits.waiting_tokens:
+        excess = state.waiting.tokens + prompt_tokens - limits.waiting_tokens
+        if waiting and excess > 0:
             raise QueueFull(
                 f"{state.waiting.tokens} prompt tokens are waiting and this prompt has "
                 f"{prompt_tokens}; at most {limits.waiting_tokens} may wait; try again later "
-                "or raise scheduler.waiting_tokens_max"
+                "or raise scheduler.waiting_tokens_max",
+                retry_after_s=self.drain_rate.tokens_in_s(min(excess, state.waiting.tokens)),
             )
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises QueueFull, and then nothing has changed."""
-        self.check_room(request.prompt_tokens)
+        self.check_room(request.prompt_tokens, request.arrived_at)
         self.state.enqueue(request)
         if request.deadline_at is not None:
             heapq.heappush(self._deadlines, (request.deadline_at, request.key, request))
@@ -171,7 +179,7 @@ class Scheduler:
                     self.state.fail(request, error, now)
                     failed.append(request)
         self._under_way.clear()
-        self.state.forget_sessions()
+        self.state.forget_sessions(now)
         return failed
 
     def live_requests(self) -> list[Request]:
@@ -187,19 +195,21 @@ class Scheduler:
         chosen = plan(state, budget, now)
         self.last_plan = chosen
         if chosen.is_empty and not state.commands and not chosen.preempt:
+            self._measure_drain(chosen, now)
             return None
         matched = [match.entry for _, match in chosen.admit if match is not None]
         for entry in matched:
             entry.users += 1  # not to be evicted before it is restored
         state.evict(chosen.evict_tokens)
         for request in chosen.preempt:
-            state.preempt(request, swap=self._should_swap())
+            state.preempt(request, now, swap=self._should_swap())
         for entry in matched:
             entry.users -= 1
         for request, match in chosen.admit:
             state.admit(request, match, now)
             if request.planned_at is None:
                 request.planned_at = now
+        self._measure_drain(chosen, now)
         decode_keys, decode_tokens = [], []
         for request in chosen.decodes:
             request.in_flight = 1
@@ -252,6 +262,12 @@ class Scheduler:
         totals.prefill_tokens += reconciled.prefill_tokens
         reconciled.work = under_way.plan.work
         return reconciled
+
+    def _measure_drain(self, chosen: Plan, now: float) -> None:
+        left, tokens = len(chosen.admit) - len(chosen.preempt), 0
+        if left > 0:
+            tokens = sum(len(request.tokens) for request, _ in chosen.admit)
+        self.drain_rate.observe(now, left, tokens, is_waiting=len(self.state.waiting) > 0)
 
     def _should_swap(self) -> bool:
         """Swap out, or compute again later: whichever takes less time, unless told."""

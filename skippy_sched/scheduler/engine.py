@@ -23,6 +23,7 @@ from skippy_sched.config import Config
 from skippy_sched.errors import Draining, EngineDead, InvalidRequest, RequestError, StartupError
 from skippy_sched.native.facts import ModelFacts
 from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.explain import Requests
 from skippy_sched.scheduler.grammar import Grammar, grammars_of
 from skippy_sched.scheduler.intake import Intake
 from skippy_sched.scheduler.iteration import Outcome
@@ -121,7 +122,9 @@ class Engine:
         self._end_tokens = native.end_tokens
         self._clock = clock
         self._intake = Intake(native.facts.n_vocab, self.context_tokens, native.end_tokens, rng)
-        self._publisher = Publisher(self._scheduler, clock, observer)
+        #: the requests by id, to explain them
+        self.requests = Requests(self._scheduler, clock)
+        self._publisher = Publisher(self._scheduler, self.requests, clock, observer)
         self._pieces: dict[int, bytes] = {}
         self._outcomes: deque[Outcome] = deque()
         self._submitted_at: dict[int, float] = {}
@@ -168,10 +171,11 @@ class Engine:
         """
         params = params or RequestParams()
         self._check_open()
-        self._scheduler.check_room(len(prompt) if not isinstance(prompt, str) else 0)
+        known_tokens = 0 if isinstance(prompt, str) else len(prompt)
+        self._scheduler.check_room(known_tokens, self._clock.now())
         tokens = await self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_open()
-        if request_id is not None and self._publisher.find(request_id) is not None:
+        if request_id is not None and self.requests.find(request_id) is not None:
             raise InvalidRequest(f"request id {request_id!r} belongs to a request that still runs")
         self._check_abilities(params)
         request = self._intake.request(tokens, params, request_id, self._clock.now())
@@ -212,7 +216,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """Cancel by id; False when no such request is live."""
-        request = self._publisher.find(request_id)
+        request = self.requests.find(request_id)
         if request is None:
             return False
         self.cancel_request(request)
@@ -224,7 +228,7 @@ class Engine:
 
     def resume(self, request: Request) -> None:
         """Its consumer has room again."""
-        request.paused = False
+        request.resume(self._clock.now())
         self._wake.set()
 
     # --- text -----------------------------------------------------------------------------------
@@ -398,6 +402,7 @@ class Engine:
         lost = self._native
         self._native = replace(lost)  # so that late outcomes of the lost one are told apart
         await lost.executor.close(0.0)
+        self.requests.engine_is_lost = True
         self._outcomes.clear()
         self._submitted_at.clear()
         for request in self._scheduler.engine_lost(began):
@@ -409,6 +414,7 @@ class Engine:
             return
         self._native.executor.start(partial(self._on_outcome, self._native))
         self._lost = None
+        self.requests.engine_is_lost = False
         self._recoveries += 1
         self._recovery_s += self._clock.now() - began
         log.info("engine_recovered", seconds=round(self._clock.now() - began, 3))

@@ -32,6 +32,8 @@ class Wait(Enum):
     GROUP = "the next of the iterations side by side"
     SUSPECT = "requests that may have taken the engine down, running alone"
     QUEUE = "the requests before it"
+    PLAN = "the next plan"
+    ENGINE = "the engine, which is being opened again"
 
 
 #: While streams run, an iteration may take this many times what they alone would take.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from skippy_sched.clock import Clock
 from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.explain import Requests
 from skippy_sched.scheduler.iteration import Outcome
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord
 from skippy_sched.scheduler.reconcile import Reconciled
@@ -22,23 +23,25 @@ _NO_TOKEN = Event((), "")
 class Publisher:
     """The streams of the live requests; ``idle`` is set while there are none."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, observer: Observer | None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Requests,
+        clock: Clock,
+        observer: Observer | None,
+    ) -> None:
         self._scheduler = scheduler
+        self._requests = requests
         self._clock = clock
         self._observer = observer
         self._streams: dict[int, Stream] = {}
-        self._by_name: dict[str, Request] = {}
         self.idle = asyncio.Event()
         self.idle.set()
 
     def add(self, stream: Stream) -> None:
         self._streams[stream.request.key] = stream
-        self._by_name[stream.request.name] = stream.request
+        self._requests.add(stream.request)
         self.idle.clear()
-
-    def find(self, name: str) -> Request | None:
-        """The live request of that name."""
-        return self._by_name.get(name)
 
     def publish(self, reconciled: Reconciled) -> None:
         """Hand the tokens of one outcome to their streams."""
@@ -57,7 +60,7 @@ class Publisher:
             if request.status.is_final:
                 self.end(request, event)
             elif not stream.push(event):
-                request.paused = True
+                request.pause(self._clock.now())
         for request, run in reconciled.runs:
             if (stream := streams.get(request.key)) is not None:
                 self._publish_run(request, stream, run)
@@ -74,7 +77,7 @@ class Publisher:
         if request.status.is_final:
             self.end(request, Event(tuple(run[:told]), text))
         elif not stream.push(Event(tuple(run), text)):
-            request.paused = True
+            request.pause(self._clock.now())
 
     def _apply_stop(self, request: Request, stream: Stream, behind: int = 0) -> None:
         stop = stream.assembler.stopped_by
@@ -86,7 +89,6 @@ class Publisher:
         stream = self._streams.pop(request.key, None)
         if stream is None:
             return
-        del self._by_name[request.name]
         if request.error is not None:
             stream.fail(request.error)
         else:
@@ -102,6 +104,7 @@ class Publisher:
             )
         if not self._streams:
             self.idle.set()
+        self._requests.on_end(request)
         if self._observer is not None:
             self._observer.on_request_end(_receipt(request))
 

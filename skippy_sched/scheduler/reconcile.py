@@ -91,6 +91,7 @@ def reconcile(
             continue
         request.computed += len(chunk.tokens)
         result.prefill_tokens += len(chunk.tokens)
+        request.history.chunk(len(chunk.tokens), now)
         if request.status.is_final:
             continue
         served[request.tenant] += request.charge * len(chunk.tokens)
@@ -102,7 +103,7 @@ def reconcile(
         assert sample != NO_SAMPLE
         request.restarts = 0
         state.save_prefix(request, request.prompt_tokens, now)
-        state.start_decode(request)
+        state.start_decode(request, now)
         if request.first_token_at is None:
             request.first_token_at = now
         elif request.last_token_at is not None:
@@ -204,7 +205,7 @@ def _apply_fault(
     request.restarts += 1 if fault.fate is Fate.LOST else 0
     if fault.fate is Fate.LOST and request.restarts <= RESTARTS_MAX:
         state.totals.requeued_rows += 1
-        state.restart(request)
+        state.restart(request, now)
         state.commands.append(ResetSession(request.key))
         return
     error = EngineFailure(f"the engine failed on this request: {fault.error}")

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from skippy_sched.errors import RequestError
 from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.grammar import Grammar
+from skippy_sched.scheduler.history import History
 from skippy_sched.scheduler.prefix_cache import Entry
 
 #: Shared by all requests that say nothing: its C form is built once.
@@ -126,6 +127,7 @@ class Request:
         "finish_reason",
         "finished_at",
         "first_token_at",
+        "history",
         "in_flight",
         "key",
         "last_token_at",
@@ -171,6 +173,7 @@ class Request:
         #: a token of these ends the request with "stop"
         self.stop_tokens = stop_tokens
         self.arrived_at = arrived_at
+        self.history = History(arrived_at)
         self.deadline_at = None if params.timeout_s is None else arrived_at + params.timeout_s
         self.tenant = params.tenant
         #: what one computed token adds to its tenant's counter: 1 / weight
@@ -230,6 +233,16 @@ class Request:
             self.accepted_tokens,
             self.drafted_tokens - self.accepted_tokens,
         )
+
+    def pause(self, now: float) -> None:
+        """Its consumer's buffer is full; it gets no more tokens for now."""
+        self.paused = True
+        self.history.enter("paused", now)
+
+    def resume(self, now: float) -> None:
+        self.paused = False
+        if self.history.where == "paused":
+            self.history.enter("decode", now)
 
     def __repr__(self) -> str:
         return (

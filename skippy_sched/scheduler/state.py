@@ -136,6 +136,9 @@ class State:
             if not request.preemptions:
                 request.cached_tokens = min(match.length, request.prompt_tokens)
                 self.totals.cached_tokens += request.cached_tokens
+        history = request.history
+        history.enter("prefill", now)
+        history.step("swapped in" if swapped else "admitted", request.computed, now)
         self.commands.append(
             OpenSession(
                 request.key,
@@ -151,13 +154,16 @@ class State:
         request.status = Status.PREFILL
         self.prefilling[request.key] = request
 
-    def preempt(self, request: Request, *, swap: bool) -> None:
+    def preempt(self, request: Request, now: float, *, swap: bool) -> None:
         """From its lane back to the queue; its state is kept in host memory, or computed again."""
         assert not request.in_flight
         self._leave_lane(request)
         self.totals.preemptions += 1
         request.preemptions += 1
-        if swap and request.computed:
+        swap = swap and request.computed > 0
+        request.history.enter("waiting", now)
+        request.history.step("swapped out" if swap else "preempted", request.computed, now)
+        if swap:
             self.totals.swaps += 1
             request.swapped_tokens = request.computed
             self.commands.append(SwapOut(request.key))
@@ -169,7 +175,7 @@ class State:
         request.status = Status.WAITING
         self.waiting.push(request, returned=True)
 
-    def forget_sessions(self) -> None:
+    def forget_sessions(self, now: float) -> None:
         """The engine is gone, and with it every session, saved prefix and swapped state.
 
         All running requests return to the queue, to be computed again from their tokens.
@@ -180,6 +186,8 @@ class State:
         for request in (*self.decoding.values(), *self.prefilling.values()):
             self._leave_lane(request)
             self.totals.recomputed_tokens += request.computed
+            request.history.enter("waiting", now)
+            request.history.step("engine lost", request.computed, now)
             request.computed = request.in_flight = 0
             request.status = Status.WAITING
             self.waiting.push(request, returned=True)
@@ -261,15 +269,19 @@ class State:
         commands, self.commands = self.commands, []
         return commands
 
-    def start_decode(self, request: Request) -> None:
+    def start_decode(self, request: Request, now: float) -> None:
         del self.prefilling[request.key]
         request.status = Status.DECODE
         self.decoding[request.key] = request
+        request.history.enter("decode", now)
+        request.history.step("decoding", request.computed, now)
 
-    def restart(self, request: Request) -> None:
+    def restart(self, request: Request, now: float) -> None:
         """Its session was emptied: its tokens have to be computed again, on the same lane."""
         self._hold(request, None, 0)
         self.totals.recomputed_tokens += request.computed
+        request.history.enter("prefill", now)
+        request.history.step("restarted", request.computed, now)
         request.computed = 0
         request.cached_tokens = 0
         if request.status is Status.DECODE:
@@ -301,6 +313,8 @@ class State:
         request.status = status
         request.finished_at = now
         request.paused = False
+        request.history.enter("ended", now)
+        request.history.step("ended", request.completion_tokens, now)
         self.suspects.pop(request.key, None)
         self.share.leave(request.tenant)
         if self.speculation is not None:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from skippy_sched import clock
 from skippy_sched.config import Config
 from skippy_sched.errors import RequestError
-from skippy_sched.server import endpoints
+from skippy_sched.server import admin, endpoints
 from skippy_sched.server.exchange import Exchange
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.openapi import openapi_document
@@ -86,6 +86,8 @@ class App:
                 Route("/v1/embeddings", _Endpoint(self._embeddings), methods=["POST"]),
                 Route("/v1/models", _Endpoint(self._models), methods=["GET"]),
                 Route("/v1/models/{name:path}", _Endpoint(self._model), methods=["GET"]),
+                Route("/admin/requests", _Endpoint(self._requests), methods=["GET"]),
+                Route("/admin/requests/{id}", _Endpoint(self._request), methods=["GET"]),
                 Route("/health", _Endpoint(self._health), methods=["GET"]),
                 Route("/ready", _Endpoint(self._ready), methods=["GET"]),
                 Route("/metrics", _Endpoint(self._scrape), methods=["GET"]),
@@ -147,12 +149,12 @@ class App:
 
     async def _completions(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, CompletionRequest)
-        head = self._head(served, request, "cmpl-")
+        head = self._head(exchange, served, request, "cmpl-")
         await endpoints.completions(exchange, served, request, head, self._idle_s)
 
     async def _chat(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, ChatRequest)
-        head = self._head(served, request, "chatcmpl-")
+        head = self._head(exchange, served, request, "chatcmpl-")
         await endpoints.chat_completions(exchange, served, request, head, self._idle_s)
 
     async def _embeddings(self, exchange: Exchange) -> None:
@@ -185,9 +187,14 @@ class App:
             self._ignored_logged |= new
             log.info("fields_ignored", fields=sorted(new), request_id=exchange.request_id)
 
-    def _head(self, served: ServedModel, request: Generation, prefix: str) -> Head:
+    def _head(
+        self, exchange: Exchange, served: ServedModel, request: Generation, prefix: str
+    ) -> Head:
+        """The answer's id is made of the request's, so that either leads to the other."""
         created = int(clock.wall_time())
-        new_id = self._new_id(prefix)
+        new_id = prefix + exchange.request_id.removeprefix("req-")
+        if served.engine.requests.find(new_id) is not None:
+            new_id = self._new_id(prefix)  # a client may use an id twice at a time
         return Head(new_id, created, served.name, self._fingerprint, request.tier_used)
 
     def _new_id(self, prefix: str) -> str:
@@ -209,6 +216,17 @@ class App:
         matches = [hmac.compare_digest(offered, key) for key in self._keys]
         if not any(matches):
             raise Unauthorized("the API key is not one of this server's keys")
+
+    # --- for the operator ------------------------------------------------------------------------
+
+    async def _requests(self, exchange: Exchange) -> None:
+        self._check_key(exchange)
+        await admin.requests(exchange, self._loaded().engine.requests)
+
+    async def _request(self, exchange: Exchange) -> None:
+        self._check_key(exchange)
+        request_id: str = exchange.scope["path_params"]["id"]
+        await admin.request(exchange, self._loaded().engine.requests, request_id)
 
     # --- the rest -------------------------------------------------------------------------------
 

@@ -175,10 +175,11 @@ def _submit(engine: VirtualEngine, arrival: Arrival, start: float, prompts: Prom
         tenant=arrival.tenant,
         priority=arrival.priority,
     )
+    now = start + arrival.at_s
     try:
-        engine.scheduler.check_room(arrival.prompt_tokens)
+        engine.scheduler.check_room(arrival.prompt_tokens, now)
         tokens = prompts.tokens(arrival)
-        request = engine.intake.request(tokens, params, None, start + arrival.at_s)
+        request = engine.intake.request(tokens, params, None, now)
         engine.scheduler.submit(request)
     except QueueFull:
         return False

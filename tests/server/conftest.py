@@ -143,12 +143,13 @@ class Client:
     async def run(
         self, call: Call, method: str, path: str, headers: dict[str, str] | None = None
     ) -> None:
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
         }

@@ -246,6 +246,22 @@ def test_a_body_just_over_the_limit_is_answered_though_it_was_being_sent(start: 
         assert json.loads(response.read())["error"]["code"] == "payload_too_large"
 
 
+def test_explain_prints_a_requests_story(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    with start() as daemon:
+        request_id = json.loads(daemon.ask(max_tokens=7).read())["id"]
+        url = f"http://127.0.0.1:{daemon.port}"
+        assert main(["explain", request_id, "--url", url]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{request_id}: it ended after 7 tokens")
+        assert "admitted" in printed
+        assert main(["explain", request_id, "--url", url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["completion_tokens"] == 7
+        assert main(["explain", "cmpl-nothing", "--url", url]) == 69
+        assert "no request 'cmpl-nothing'" in capsys.readouterr().err
+    assert main(["explain", "x", "--url", url]) == 69
+    assert "is it running?" in capsys.readouterr().err
+
+
 # --- failures at start: one line each, no traceback, a code of their own --------------------------
 
 
