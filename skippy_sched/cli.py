@@ -92,6 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--url", default="http://127.0.0.1:8080", help="the daemon's address")
     explain.add_argument("--json", action="store_true", help="the daemon's answer as it is")
     explain.set_defaults(run=_explain)
+
+    top = commands.add_parser("top", help="what a daemon does right now, live")
+    top.add_argument("--url", default="http://127.0.0.1:8080", help="the daemon's address")
+    top.set_defaults(run=_top)
     split.add_parser(commands)
     simulate.add_parsers(commands)
     return parser
@@ -174,6 +178,12 @@ def _generate(options: argparse.Namespace) -> int:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()  # in order with errors, also where both are written to one file
+
+
+def _top(options: argparse.Namespace) -> int:
+    from skippy_sched.top import top
+
+    return top(options.url)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -329,17 +329,17 @@ class Engine:
     def _step(self) -> None:
         """Reconcile what has come back, send the next iteration off, then tell the streams."""
         clock, scheduler = self._clock, self._scheduler
-        came: list[tuple[Outcome, Reconciled, float]] = []
+        came: list[tuple[Outcome, Reconciled, float, float, float]] = []
         while self._outcomes:
             outcome = self._outcomes.popleft()
             if outcome.fatal is not None:
                 self._lost = outcome.fatal
                 break
             now = clock.now()
-            del self._submitted_at[outcome.number]
+            submitted_at = self._submitted_at.pop(outcome.number)
             self._last_iteration_at = now
             reconciled = scheduler.on_outcome(outcome, now)
-            came.append((outcome, reconciled, clock.now() - now))
+            came.append((outcome, reconciled, submitted_at, now, clock.now() - now))
         began = clock.now()
         ended = scheduler.sweep(began)
         executor = self._native.executor
@@ -350,10 +350,10 @@ class Engine:
             self._submitted_at[iteration.number] = began
             executor.submit(iteration)
         plan_s = clock.now() - began
-        for outcome, reconciled, reconcile_s in came:
+        for outcome, reconciled, submitted_at, now, reconcile_s in came:
             self._publisher.publish(reconciled)
             scheduler.learn(outcome, reconciled)
-            self._publisher.observe(outcome, reconciled, plan_s, reconcile_s)
+            self._publisher.observe(outcome, reconciled, submitted_at, now, plan_s, reconcile_s)
         for request in ended:
             self._publisher.end(request)
         if scheduler.state.commands and scheduler.iterations_under_way < executor.depth:

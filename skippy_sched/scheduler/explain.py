@@ -35,6 +35,7 @@ class Explanation:
     state: str
     tenant: str
     priority: int
+    lane: int | None = None
     waits_for: Wait | None = None
     queue_position: int | None = None
     first_waits_for: Wait | None = None
@@ -107,6 +108,9 @@ class Requests:
         """Running requests, waiting ones in their order, then ended ones, the latest first."""
         return list(islice(self._each(self._clock.now()), limit))
 
+    def waiting_by_tenant(self) -> dict[str, int]:
+        return self._scheduler.state.waiting.by_tenant()
+
     def _each(self, now: float) -> Iterator[Explanation]:
         state = self._scheduler.state
         for request in (*state.decoding.values(), *state.prefilling.values()):
@@ -163,6 +167,7 @@ def _describe(
         state="paused" if history.where == "paused" else request.status.value,
         tenant=request.tenant,
         priority=request.params.priority,
+        lane=request.lane if request.status in (Status.PREFILL, Status.DECODE) else None,
         waits_for=waits_for,
         queue_position=queue_position,
         first_waits_for=first_waits_for,

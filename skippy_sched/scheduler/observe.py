@@ -5,19 +5,31 @@ Plain data. Nothing here waits for the engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from skippy_sched.errors import RequestError
-from skippy_sched.scheduler.request import FinishReason, Usage
+from skippy_sched.scheduler.iteration import Iteration
+from skippy_sched.scheduler.request import FinishReason, Request, Usage
 from skippy_sched.scheduler.state import State
 
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """One iteration: its rows, where its time went (seconds), the gaps between streams' tokens."""
+    """One iteration: its rows, where its time went (seconds), the gaps between streams' tokens.
+
+    The lists of requests are those of its rows, in row order: to be read at once and not kept,
+    because they hold their tokens. Instants are on the engine's clock.
+    """
 
     number: int
+    iteration: Iteration
+    decodes: Sequence[Request]
+    chunk_requests: Sequence[Request]
+    verify_requests: Sequence[Request]
+    submitted_at: float
+    reconciled_at: float
     prefill_tokens: int
     prefill_requests: int
     decode_requests: int
@@ -32,6 +44,7 @@ class IterationRecord:
 class RequestRecord:
     """The receipt of one request; instants in seconds on the engine's clock, None: not reached."""
 
+    key: int
     request_id: str
     tenant: str
     outcome: str  # "finished", "cancelled" or "failed"

@@ -83,6 +83,13 @@ class WaitingQueue:
             yield from returned.values()
             yield from fresh.values()
 
+    def by_tenant(self) -> dict[str, int]:
+        """How many of each tenant wait."""
+        counts: dict[str, int] = {}
+        for (_, tenant), (returned, fresh) in self._lines.items():
+            counts[tenant] = counts.get(tenant, 0) + len(returned) + len(fresh)
+        return counts
+
     def push(self, request: Request, *, returned: bool = False) -> None:
         """``returned``: it was preempted and goes before those of its tenant that only came."""
         line = (request.params.priority, request.tenant)

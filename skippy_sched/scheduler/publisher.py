@@ -109,13 +109,25 @@ class Publisher:
             self._observer.on_request_end(_receipt(request))
 
     def observe(
-        self, outcome: Outcome, reconciled: Reconciled, plan_s: float, reconcile_s: float
+        self,
+        outcome: Outcome,
+        reconciled: Reconciled,
+        submitted_at: float,
+        reconciled_at: float,
+        plan_s: float,
+        reconcile_s: float,
     ) -> None:
         if self._observer is None:
             return
         self._observer.on_iteration(
             IterationRecord(
                 outcome.number,
+                reconciled.iteration,
+                reconciled.decodes,
+                reconciled.chunk_requests,
+                reconciled.verify_requests,
+                submitted_at,
+                reconciled_at,
                 reconciled.prefill_tokens,
                 len(outcome.chunk_samples),
                 len(outcome.decode_samples) + len(outcome.verified),
@@ -136,6 +148,7 @@ def _with_logprobs(event: Event, request: Request, logprobs: TokenLogprobs) -> E
 def _receipt(request: Request) -> RequestRecord:
     assert request.finished_at is not None
     return RequestRecord(
+        key=request.key,
         request_id=request.name,
         tenant=request.params.tenant,
         outcome=request.status.value,

@@ -31,8 +31,16 @@ RESTARTS_MAX = 3
 @dataclass(slots=True)
 class Reconciled:
     """``tokens``: who got which token; ``runs``: who got several at once. ``ended``: whose last
-    word this is. Order is the batch's."""
+    word this is. Order is the batch's.
 
+    ``decodes``, ``chunk_requests`` and ``verify_requests`` are the requests of the iteration's
+    rows, in row order.
+    """
+
+    iteration: Iteration
+    decodes: list[Request]
+    chunk_requests: list[Request]
+    verify_requests: list[Request]
     tokens: list[tuple[Request, int]] = field(default_factory=list)
     runs: list[tuple[Request, Sequence[int]]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
@@ -54,7 +62,9 @@ def reconcile(
 ) -> Reconciled:
     """The lists of requests are those of the iteration's rows, in row order."""
     assert outcome.number == iteration.number
-    result = Reconciled(logprobs=outcome.logprobs)
+    result = Reconciled(
+        iteration, decodes, chunk_requests, verify_requests, logprobs=outcome.logprobs
+    )
     faults = outcome.faults
     for sequence_id in outcome.unsaved:
         state.forget_prefix(sequence_id)

@@ -130,6 +130,7 @@ class Request:
         "history",
         "in_flight",
         "key",
+        "lane",
         "last_token_at",
         "name",
         "params",
@@ -178,6 +179,8 @@ class Request:
         self.tenant = params.tenant
         #: what one computed token adds to its tenant's counter: 1 / weight
         self.charge = 1.0
+        #: its lane while it runs, the last one it had afterwards; -1 before
+        self.lane = -1
         self.computed = 0
         self.cached_tokens = 0
         #: the saved prefix that it was restored from or saved as, and how many of its tokens

@@ -6,6 +6,7 @@ Knows counts and containers. Does not decide (planner.py) and does not interpret
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ class State:
         self.waiting = WaitingQueue(self.share, limits.aging_s)
         self.prefilling: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
-        self.lanes_free = limits.lanes
+        self._free_lanes = list(range(limits.lanes))  # a heap: the lowest is given first
         #: sent ahead of the next iteration's batch, in this order
         self.commands: list[Command] = []
         #: requests with ``cancel_requested``, looked at before each plan
@@ -93,6 +94,10 @@ class State:
         #: running or waiting requests under suspicion of having taken the engine down
         self.suspects: dict[int, Request] = {}
         self.totals = Totals()
+
+    @property
+    def lanes_free(self) -> int:
+        return len(self._free_lanes)
 
     @property
     def running(self) -> int:
@@ -123,7 +128,7 @@ class State:
         """From the queue to a lane, with what is saved of its tokens."""
         assert self.lanes_free > 0
         self.waiting.remove(request)
-        self.lanes_free -= 1
+        request.lane = heapq.heappop(self._free_lanes)
         restore = None
         swapped = request.swapped_tokens > 0
         if swapped:
@@ -204,7 +209,7 @@ class State:
     def _leave_lane(self, request: Request) -> None:
         table = self.prefilling if request.status is Status.PREFILL else self.decoding
         del table[request.key]
-        self.lanes_free += 1
+        heapq.heappush(self._free_lanes, request.lane)
         self._hold(request, None, 0)
 
     def salt(self, request: Request) -> str:
@@ -344,7 +349,8 @@ class State:
         totals = self.totals
         ended = totals.finished + totals.cancelled + totals.failed
         assert totals.accepted == ended + self.live, (totals, self.live)
-        assert self.lanes_free + self.running == self.limits.lanes
+        held = [r.lane for r in (*self.prefilling.values(), *self.decoding.values())]
+        assert sorted([*held, *self._free_lanes]) == list(range(self.limits.lanes)), held
         self.cache.check()
         running = (*self.prefilling.values(), *self.decoding.values())
         users = sum(entry.users for entry in self.cache.entries)

@@ -20,10 +20,12 @@ from starlette.types import Receive, Scope, Send
 from skippy_sched import clock
 from skippy_sched.config import Config
 from skippy_sched.errors import RequestError
-from skippy_sched.server import admin, endpoints
+from skippy_sched.server import admin, endpoints, live_facts
 from skippy_sched.server.exchange import Exchange
+from skippy_sched.server.live import Live
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.openapi import openapi_document
+from skippy_sched.server.page import Page
 from skippy_sched.server.problems import (
     ClientGone,
     Loading,
@@ -71,7 +73,10 @@ class App:
     ) -> None:
         self.served: ServedModel | None = None
         self.is_draining = False
+        #: the engine's observer, which hands everything on to the metrics
+        self.live = Live(metrics)
         self._metrics = metrics
+        self._page = Page()
         self._random = generator or clock.random_generator()
         self._keys = [key.get_secret_value().encode() for key in config.server.api_keys]
         self._body_limit = config.server.body_limit_bytes
@@ -88,6 +93,9 @@ class App:
                 Route("/v1/models/{name:path}", _Endpoint(self._model), methods=["GET"]),
                 Route("/admin/requests", _Endpoint(self._requests), methods=["GET"]),
                 Route("/admin/requests/{id}", _Endpoint(self._request), methods=["GET"]),
+                Route("/admin/live", _Endpoint(self._live), methods=["GET"]),
+                Route("/", _Endpoint(self._show_page), methods=["GET"]),
+                Route("/page/{name}", _Endpoint(self._show_page), methods=["GET"]),
                 Route("/health", _Endpoint(self._health), methods=["GET"]),
                 Route("/ready", _Endpoint(self._ready), methods=["GET"]),
                 Route("/metrics", _Endpoint(self._scrape), methods=["GET"]),
@@ -227,6 +235,16 @@ class App:
         self._check_key(exchange)
         request_id: str = exchange.scope["path_params"]["id"]
         await admin.request(exchange, self._loaded().engine.requests, request_id)
+
+    async def _live(self, exchange: Exchange) -> None:
+        self._check_key(exchange)
+        trouble = self._why_not_ready()
+        await live_facts.live(exchange, self._loaded(), self.live, trouble)
+
+    async def _show_page(self, exchange: Exchange) -> None:
+        """Needs no key: the facts that it asks for do."""
+        name: str = exchange.scope["path_params"].get("name", "index.html")
+        await self._page.answer(exchange, name)
 
     # --- the rest -------------------------------------------------------------------------------
 

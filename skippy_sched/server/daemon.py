@@ -144,6 +144,7 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve(sockets=[self._listener]), name="http")
             probe = tasks.create_task(self._metrics.probe_lag(), name="lag-probe")
+            sampling = tasks.create_task(self._app.live.keep_sampling(), name="live-samples")
             watch = tasks.create_task(self._systemd.watch(self._app.makes_progress))
             try:
                 code = await self._serve_model()
@@ -151,6 +152,7 @@ class Daemon:
                 failure = error
             finally:
                 probe.cancel()
+                sampling.cancel()
                 watch.cancel()
                 self._server.should_exit = True
         if failure is not None and not self._stop.is_set():
@@ -181,9 +183,10 @@ class Daemon:
             with_model_path, self._config, self._progress, self._stop_loading
         )
         log.info("loading", model=config.model.path, library=config.engine.library)
-        async with Engine.open(config, observer=Receipts(self._metrics)) as engine:
+        async with Engine.open(config, observer=Receipts(self._app.live)) as engine:
             self._app.served = serve_model(config, engine)
             self._metrics.watch(engine)
+            self._app.live.watch(engine)
             if self._systemd.is_wanted and await _computes(engine):
                 self._systemd.ready(f"serving {self._app.served.name}")
             self._announce(engine)

@@ -127,6 +127,7 @@ class Client:
 
     def __init__(self, app: App, engine: Engine) -> None:
         self.app = app
+        self.live = app.live
         self.engine = engine
 
     async def request(
@@ -214,9 +215,10 @@ def serving(sim_config: Callable[..., Config]) -> Serving:
         config = sim_config(**sections)
         metrics = Metrics("sim")
         app = App(config, metrics)
-        async with Engine.open(config, observer=metrics, seed=7) as engine:
+        async with Engine.open(config, observer=app.live, seed=7) as engine:
             app.served = serve_model(config, engine)
             metrics.watch(engine)
+            app.live.watch(engine)
             yield Client(app, engine)
             await check_nothing_left(engine)
 

@@ -262,6 +262,17 @@ def test_explain_prints_a_requests_story(start: Start, capsys: pytest.CaptureFix
     assert "is it running?" in capsys.readouterr().err
 
 
+def test_top_prints_once_where_there_is_no_terminal(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start() as daemon:
+        daemon.ask(max_tokens=7).read()
+        assert main(["top", "--url", f"http://127.0.0.1:{daemon.port}"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("skippy-sched  sim  ready")
+        assert "finished 1 " in printed
+
+
 # --- failures at start: one line each, no traceback, a code of their own --------------------------
 
 

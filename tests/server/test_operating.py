@@ -93,7 +93,7 @@ async def test_keys_are_asked_for_where_something_is_to_be_had(serving):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/page/nothing", 404),
         ("GET", "/v1/nothing", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
