@@ -62,6 +62,7 @@ FUNCTIONS = (
     Function("engine.deterministic", ("skippyx_model_is_batch_invariant",)),
     Function("hiding special tokens in answers", ("skippyx_token_is_control",)),
     Function("log-probabilities", ("skippyx_session_logprobs",)),
+    Function("answers held to a schema or grammar", ("skippyx_session_set_mask",)),
     Function(
         "verifying drafted tokens", ("skippy_verify_tokens_frame_sampled",), "BATCH_VERIFY_FRAME"
     ),

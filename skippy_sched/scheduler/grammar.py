@@ -200,6 +200,8 @@ class _Vocabulary:
             if is_end:
                 self.end_tokens.append(token)
             self.tokens.append(b"\xff" + piece if is_end or model.is_control(token) else piece)
+        if not self.end_tokens:
+            raise GrammarError("the model has no token that ends an answer")
         self.bos_token_id = model.facts.token_bos if model.facts.token_bos >= 0 else None
         self.eos_token_id = self.end_tokens[0]
         self.special_token_ids: list[int] = []

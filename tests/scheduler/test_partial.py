@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from skippy_sched.config import SpeculationSection
 from skippy_sched.errors import EngineFailure
 from skippy_sched.native import Library, Model, ModelOptions, find_library
 from skippy_sched.scheduler.core import Scheduler
+from skippy_sched.scheduler.grammar import grammars_of
 from skippy_sched.scheduler.iteration import OpenSession, SettleVerify
 from skippy_sched.scheduler.request import Request, RequestParams, Status
 from skippy_sched.scheduler.runner import ModelRunner
@@ -60,8 +62,12 @@ def run(
     prompts: list[list[int]],
     max_tokens: int,
     speculation: Speculation | None = None,
+    **fields: Any,
 ) -> list[Request]:
-    """Drive the scheduler over the stages until all has ended; invariants after each step."""
+    """Drive the scheduler over the stages until all has ended; invariants after each step.
+
+    ``fields`` are those of the requests' parameters.
+    """
     limits = Limits(
         lanes=LANES,
         batch_tokens=64,
@@ -73,7 +79,7 @@ def run(
     scheduler = Scheduler(limits, speculation=speculation)
     requests = []
     for key, prompt in enumerate(prompts):
-        params = RequestParams(max_tokens=max_tokens)
+        params = RequestParams(max_tokens=max_tokens, **fields)
         requests.append(
             Request(
                 key=key,
@@ -147,6 +153,28 @@ def test_a_whole_model_in_two_stages_gives_the_whole_models_text(sim_model: SimM
     with two_stages(sim_model, []) as staged:
         split = run(staged, PROMPTS, 6)
     assert [r.tokens for r in split] == [r.tokens for r in whole]
+
+
+def test_the_last_stage_scores_prompts_and_holds_answers(sim_model: SimModel) -> None:
+    """As a whole model does, also beside a request that fails on the first stage."""
+    library = Library.load(find_library("sim"))
+    options = ModelOptions(ctx_size=128, lanes=LANES, n_batch=64, n_ubatch=64)
+    wishes = {"logprobs": 2, "prompt_logprobs": True}
+    with Model.open(library, sim_model(), options) as model:
+        runner = ModelRunner(model)
+        schema = {"type": "array", "items": {"enum": [1, 22]}, "minItems": 6}
+        grammar = grammars_of(model).compile_schema(schema)
+        whole = run(runner, PROMPTS, 6, grammar=grammar, **wishes)
+    with two_stages(sim_model, ["call=decode lane=3 nth=4 status=RUNTIME_ERROR"]) as staged:
+        split = run(staged, PROMPTS, 6, grammar=grammar, **wishes)
+    for index, (got, expected) in enumerate(zip(split, whole, strict=True)):
+        assert expected.tokens[3:][0] == ord("[")
+        if index == 3:
+            assert isinstance(got.error, EngineFailure)
+            continue
+        assert got.tokens == expected.tokens
+        assert got.prompt_logprobs == expected.prompt_logprobs
+        assert len(got.prompt_logprobs) == 2
 
 
 @pytest.mark.parametrize("entry", [None, 0, 3])
