@@ -47,7 +47,8 @@ def test_no_request_makes_the_daemon_fail_or_break_its_promises(api, path, metho
     @given(case=operation.as_strategy(generation_mode=mode))
     def call(case):
         if isinstance(case.body, dict):
-            case.body.pop("timeout", None)  # one that passes is 504, as promised: no failure
+            if isinstance(case.body.get("timeout"), int | float):
+                del case.body["timeout"]  # one that passes is 504, as promised: no failure
             if isinstance(case.body.get("max_tokens", 2), int):
                 case.body["max_tokens"] = min(case.body.get("max_tokens", 2), 2)
         case.call_and_validate(headers={"Authorization": "Bearer sk-test"}, excluded_checks=UNSAID)
