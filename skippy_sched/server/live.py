@@ -77,6 +77,8 @@ class Live:
         self.names: dict[int, tuple[str, str]] = {}
         #: of the last minute, as of the last sample
         self.itl = self.ttft = Percentiles(None, None, None)
+        #: when the watched engine was given; tells one run of the daemon from another
+        self.began_at = 0.0
         self._following = following
         self._engine: Engine | None = None
         self._keys: Sequence[int] = ()
@@ -91,6 +93,7 @@ class Live:
 
     def watch(self, engine: Engine) -> None:
         self._engine = engine
+        self.began_at = engine.requests.now()
         self.sample()
 
     # --- fed ------------------------------------------------------------------------------------

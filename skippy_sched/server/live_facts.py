@@ -44,6 +44,7 @@ def live_facts(engine: Engine, kept: Live, after: float = -1, since: float = -1)
     samples = list(kept.samples)
     return {
         "at": _rounded(now),
+        "began_at": _rounded(kept.began_at),
         "lanes": counted.lanes,
         "running": [_runs(each, now) for each in sorted(running, key=lambda r: r.lane or 0)],
         "queue": {

@@ -34,6 +34,18 @@ async def test_an_idle_daemon_has_facts_too(serving):
         assert facts["latency"]["itl_ms"] == {"p50": None, "p95": None, "p99": None}
 
 
+async def test_a_view_can_tell_one_run_of_the_daemon_from_another(serving):
+    """Both count iterations from one, on a clock that may go on: the start differs."""
+    began = []
+    for _ in range(2):
+        async with serving() as client:
+            facts = (await client.get("/admin/live")).json
+            await client.complete("x", max_tokens=3)
+            assert (await client.get("/admin/live")).json["began_at"] == facts["began_at"]
+            began.append(facts["began_at"])
+    assert began[0] != began[1]
+
+
 async def test_running_and_waiting_requests_are_shown_with_lane_tenant_and_reason(serving):
     async with serving(model=SLOW, engine={"lanes": 1}) as client:
         body = {"prompt": "abc", "max_tokens": 60, "stream": True, "ignore_eos": True}

@@ -48,14 +48,16 @@ by("key-form").addEventListener("submit", (event) => {
   poll();
 });
 
-let lastAt = -1;
+let beganAt = null;
 
 function take(facts) {
-  if (facts.at < lastAt) { // the daemon was started again, and its clock with it
+  const isOther = beganAt !== null && facts.began_at !== beganAt;
+  beganAt = facts.began_at;
+  if (isOther) { // another run of the daemon: it counts from one again, and told us too little
     timeline.clear();
     moments.length = 0;
+    return;
   }
-  lastAt = facts.at;
   by("model").textContent = facts.model;
   say(facts.state, facts.state !== "ready");
   moments.push(...facts.history);
