@@ -91,7 +91,9 @@ def main() -> int:
     for _ in range(options.rounds):
         for case in cases:
             rounds[case].append(asyncio.run(round_of(options, *case)))
-    table = Table("streams", "tokens/s off", "tokens/s ngram", "ratio", "accepted", "same text")
+    table = Table(
+        "streams", "off", "ngram", "ratio", "min..max", "accepted", "same text", title="tokens/s"
+    )
     report = []
     for streams in options.streams:
         off, on = rounds[streams, "off"], rounds[streams, "ngram"]
@@ -115,7 +117,8 @@ def main() -> int:
             str(streams),
             f"{statistics.median(speeds['off']):.1f}",
             f"{statistics.median(speeds['ngram']):.1f}",
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
+            f"{statistics.median(ratios):.2f}x",
+            f"{min(ratios):.2f}..{max(ratios):.2f}",
             f"{accepted:.0%} of {on[0].drafted}",
             "yes" if same else "no",
         )

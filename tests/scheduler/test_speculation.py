@@ -16,8 +16,19 @@ from skippy_sched.config import Config
 from skippy_sched.errors import EngineFailure, StartupError
 from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.iteration import (
+    Chunk,
+    Fate,
+    Iteration,
+    OpenSession,
+    SettleVerify,
+    SwapOut,
+    Verify,
+)
+from skippy_sched.scheduler.journal import read_journal
 from skippy_sched.scheduler.loading import open_models
 from skippy_sched.scheduler.request import RequestParams
+from skippy_sched.scheduler.runner import ModelRunner
 from skippy_sched.scheduler.speculation import NgramHistory
 from skippy_sched.simulate.driver import open_engine
 from skippy_sched.simulate.replay import Replay
@@ -32,6 +43,8 @@ MTP = {"method": "mtp", "requests_max": 4}
 HEADS = {"mtp_heads": 3, "mtp_wrong_every": 5}
 METHODS = pytest.mark.parametrize("speculation", [NGRAM, MTP], ids=["ngram", "mtp"])
 SCRIPT, END = 258, 259
+#: Its answer has a stop string in the middle.
+STOPPING = [SCRIPT, *b"abcdefgh" * 2, *b"-TOKENS-", 260, *b"abcdefgh" * 3, END]
 
 
 def scripted(seed: int, length: int = 60) -> list[int]:
@@ -178,14 +191,13 @@ async def test_an_end_within_an_accepted_draft_ends_the_request_there(
     sim_config: MakeConfig, speculation: dict[str, Any], ends: dict[str, Any], length: int
 ) -> None:
     """By its limit, an end token, or a stop string: what was accepted behind it never counts."""
-    prompt = [SCRIPT, *b"abcdefgh" * 2, *b"-TOK", *b"ENS-", 260, *b"abcdefgh" * 3, END]
     params = RequestParams(**{"max_tokens": 100, "stop_token_ids": frozenset(), **ends})
     heads = {"mtp_heads": 8}
-    without, _ = await serve(sim_config(heads), [(prompt, params)])
+    without, _ = await serve(sim_config(heads), [(STOPPING, params)])
     assert len(without[0].tokens) == length
     for draft_tokens in range(1, 9):  # the end is now here, now there in a draft
         config = sim_config(heads, speculation={**speculation, "draft_tokens": draft_tokens})
-        with_, _ = await serve(config, [(prompt, params)])
+        with_, _ = await serve(config, [(STOPPING, params)])
         assert_same(with_, without)
         assert drafted(with_)[0] > 8
 
@@ -217,6 +229,42 @@ async def test_drafts_take_only_cells_that_nobody_else_needs(sim_config: MakeCon
     with_, _ = await serve(config, requests)
     assert_same(with_, without)
     assert drafted(with_)[0] > 0
+
+
+async def test_a_consumer_that_does_not_read_is_ahead_by_tokens_not_by_events(
+    sim_config: MakeConfig,
+) -> None:
+    config = sim_config(
+        {"mtp_heads": 8},
+        scheduler={"stream_buffer_tokens": 4},
+        speculation={**MTP, "draft_tokens": 8},
+    )
+    async with Engine.open(config) as engine:
+        params = RequestParams(max_tokens=200, ignore_eos=True)
+        async with await engine.submit([1, 2, 3], params) as stream:
+            while not stream.request.paused:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            # The buffer, the run that filled it, and the one that was under way by then.
+            assert 4 <= engine.statistics().generated_tokens <= 4 + 9 + 9
+            assert len([event async for event in stream]) < 200
+
+
+def test_a_tenant_is_charged_for_what_was_computed_wrong_drafts_too(
+    sim_config: MakeConfig,
+) -> None:
+    prompt = scripted(4)
+    with open_engine(sim_config(speculation=NGRAM), {}) as engine:
+        params = RequestParams(max_tokens=60, tenant="one")
+        engine.scheduler.submit(engine.intake.request(list(prompt), params, None, 0.0))
+        state = engine.scheduler.state
+        while state.live:
+            totals = state.totals
+            rows = totals.prefill_tokens + totals.decode_rows + totals.drafted_tokens
+            assert state.share.served["one"] == rows
+            engine.step()
+        assert state.totals.drafted_tokens > state.totals.accepted_tokens > 0
 
 
 async def test_a_recurrent_model_goes_back_to_its_checkpoints(sim_config: MakeConfig) -> None:
@@ -303,6 +351,24 @@ async def test_a_session_that_cannot_be_cut_back_is_computed_again(
     assert_same([got], without)
 
 
+def test_a_session_that_was_not_cut_back_is_never_swapped_out(sim_config: MakeConfig) -> None:
+    """Its state would be of tokens that were rejected; so it is computed again."""
+    config = sim_config({"fault": "call=trim status=RUNTIME_ERROR"})
+    runner = ModelRunner(*open_models(config))
+    try:
+        greedy = SamplingConfig()
+        chunk = Chunk(7, 0, [1, 2, 3], True)
+        runner.execute(Iteration(1, [OpenSession(7, greedy)], [], [], [chunk]))
+        runner.execute(Iteration(2, [], [], [], [], [Verify(7, [4, 5, 6])]))
+        failed = runner.execute(Iteration(3, [SettleVerify(7, 3, 3, 1), SwapOut(7)], [], [], []))
+        assert failed.faults[7].fate is Fate.LOST
+        back = runner.execute(Iteration(4, [OpenSession(7, greedy, swapped=True)], [], [], []))
+        assert back.faults[7].fate is Fate.LOST
+        assert "could not be swapped out" in str(back.faults[7].error)
+    finally:
+        runner.close()
+
+
 async def serve_with_failures(
     config: Config, requests: list[tuple[list[int], RequestParams]]
 ) -> tuple[list[Answer], int]:
@@ -320,9 +386,16 @@ async def test_a_run_with_drafts_is_decided_again_in_the_same_way(
     sim_config: MakeConfig, tmp_path: Path, speculation: dict[str, Any]
 ) -> None:
     path = tmp_path / "run.journal"
-    config = sim_config(HEADS, scheduler={"journal": str(path)}, speculation=speculation)
-    params = RequestParams(max_tokens=70, stop=("zz", "ab"))
-    got, _ = await serve(config, [(scripted(seed), params) for seed in range(8)])
+    config = sim_config(
+        {"mtp_heads": 8},
+        scheduler={"journal": str(path)},
+        speculation={**speculation, "draft_tokens": 8},
+    )
+    params = RequestParams(max_tokens=70, stop=("TOKENS",))
+    prompts = [STOPPING, *(scripted(seed) for seed in range(7))]
+    got, _ = await serve(config, [(prompt, params) for prompt in prompts])
+    behind = [record["behind"] for _, record in read_journal(path) if record["is"] == "stop"]
+    assert max(behind) > 0
     replay = Replay(path)
     totals = replay.run().state.totals
     assert (totals.accepted_tokens, totals.drafted_tokens) == (
