@@ -64,10 +64,12 @@ FUNCTIONS = (
     Function("log-probabilities", ("skippyx_session_logprobs",)),
     Function("answers held to a schema or grammar", ("skippyx_session_set_mask",)),
     Function(
-        "verifying drafted tokens", ("skippy_verify_tokens_frame_sampled",), "BATCH_VERIFY_FRAME"
+        'speculation.method = "ngram"',
+        ("skippy_verify_tokens_frame_sampled",),
+        "BATCH_VERIFY_FRAME",
     ),
     Function(
-        "drafts by the model itself",
+        'speculation.method = "mtp"',
         ("skippy_decode_step_frame_sampled_mtp",),
         "NATIVE_MTP_N1",
     ),
@@ -149,8 +151,11 @@ def _model_lines(models: Sequence[Model]) -> Iterator[str]:
     for number, model in enumerate(models):
         yield f"model           {model.path}" + (f" (stage {number})" if len(models) > 1 else "")
     yield f"architecture    {facts.architecture or facts.description or 'not told'}"
-    yield f"size            {facts.parameter_count:,} parameters, {facts.size_bytes:,} bytes"
-    yield f"layers          {facts.n_layer}, of width {facts.n_embd}"
+    parameters = sum(model.facts.parameter_count for model in models)
+    size = sum(model.facts.size_bytes for model in models)
+    layers = sum(model.facts.n_layer for model in models)
+    yield f"size            {parameters:,} parameters, {size:,} bytes"
+    yield f"layers          {layers}, of width {facts.n_embd}"
     yield f"vocabulary      {facts.n_vocab:,} tokens"
     trained = f"{facts.n_ctx_train:,} tokens trained" if facts.n_ctx_train else "no limit told"
     yield f"context         {trained}, {facts.ctx_size:,} in each of {facts.lane_count} lanes"

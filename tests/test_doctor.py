@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from skippy_sched.cli import main
+from skippy_sched.native import Library, find_library
+from skippy_sched.split.slices import split
 
 from .conftest import SimModel
+from .gguf_files import attention_bytes
 from .native.conftest import a_foreign_library
 
 Doctor = Callable[..., tuple[int, dict[str, str], str]]
@@ -164,6 +167,22 @@ def test_a_wrong_flag_is_a_configuration_error(doctor: Doctor) -> None:
     assert doctor("--lanes", "0")[0] == 78
 
 
+def test_a_split_model_is_told_as_one_and_a_stage_alone_refused(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(attention_bytes(width=32))
+    folder = tmp_path / "stages"
+    split(whole, folder, Library.load(find_library("llama")), stages=2)
+    code, said, _ = doctor("--lanes", "1", model=folder / "manifest.json")
+    assert code == 0
+    assert said["layers"] == "4, of width 32"
+    assert said["model"].splitlines()[1] == f"{folder / 'stage-1.gguf'} (stage 1)"
+    code, _, errors = doctor("--lanes", "1", model=folder / "stage-1.gguf")
+    assert code == 69
+    assert "holds some layers of a model only" in errors
+
+
 @pytest.mark.llama
 def test_it_tells_the_default_model(default_model: Path, doctor: Doctor) -> None:
     code, said, _ = doctor("--library", "llama", "--lanes", "1", model=default_model)
@@ -171,4 +190,4 @@ def test_it_tells_the_default_model(default_model: Path, doctor: Doctor) -> None
     assert said["architecture"] == "llama"
     assert said["layers"] == "30, of width 576"
     assert said["vocabulary"] == "49,152 tokens"
-    assert "drafts by the model itself" in said["unavailable"]
+    assert 'speculation.method = "mtp"' in said["unavailable"]

@@ -128,6 +128,13 @@ def _open(config: Config, path: Path, options: ModelOptions) -> Model:
             "skippyx_model_facts nor by llama.cpp's own symbols: requests cannot be scheduled "
             "without the vocabulary and the lanes; use a library that tells"
         )
+    is_whole = model.input_boundary is None and model.output_boundary is None
+    if not options.layer_end and not is_whole:
+        model.close()
+        raise StartupError(
+            f"{path} holds some layers of a model only: give the manifest that `skippy-sched "
+            "split` wrote beside it"
+        )
     if engine.deterministic and (reason := model.batch_invariant()) is not None:
         model.close()
         raise StartupError(
