@@ -21,7 +21,6 @@ targets=("${@:-frames-sim}")
 [ $# -eq 0 ] && targets=(frames-sim frames-llama model-sim model-llama slicer)
 scratch=$PWD/build/fuzz
 native=skippy_sched/native
-command -v "$CXX" > /dev/null || { echo "fuzz.sh: no $CXX: install clang, or set CLANG and CLANGXX" >&2; exit 1; }
 mkdir -p "$scratch/found"
 # Alignment is left out of llama.cpp: it reads quantized blocks in place.
 checks=address,undefined
@@ -71,7 +70,7 @@ for target in "${targets[@]}"; do
     corpus=$scratch/corpus/$target
     mkdir -p "$corpus" "tests/fuzz/found/$target"
     options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=16384 -print_final_stats=1
-        -artifact_prefix="$scratch/found/$target-" "$corpus" "$scratch/seeds/${target/slicer/model-llama}"
+        -artifact_prefix="$scratch/found/$target-" "$corpus" "$scratch/seeds/$target"
         "tests/fuzz/found/$target")
     echo "== $target"
     if [ "$target" = slicer ]; then
@@ -79,6 +78,7 @@ for target in "${targets[@]}"; do
         PYTHONPATH=$scratch/atheris "$python" -m tests.fuzz.slicer "${options[@]}"
         continue
     fi
+    command -v "$CXX" > /dev/null || { echo "fuzz.sh: no $CXX: install clang, or set CLANG and CLANGXX" >&2; exit 1; }
     [ "${target#*-}" = llama ] && build_llama
     build "$target"
     SKIPPY_FUZZ_MODELS="$scratch/models/${target#*-}" "$scratch/$target" "${options[@]}"

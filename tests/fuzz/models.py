@@ -6,12 +6,13 @@ python -m tests.fuzz.models FOLDER
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from skippy_sched.native import Library, find_library
 from skippy_sched.split.gguf import GgufFile
 from skippy_sched.split.slices import split
-from tests.gguf_files import attention_bytes, recurrent_bytes
+from tests.gguf_files import attention_bytes, gguf_bytes, recurrent_bytes
 
 SIM_SPEC = "skippy-sim 1\nn_layer = 4\n"
 STAGE_KEYS: dict[str, str | int | bool] = {
@@ -20,6 +21,14 @@ STAGE_KEYS: dict[str, str | int | bool] = {
     "skippy__stage__n_layer": 3,
     "skippy__stage__model_digest": "0" * 64,
     "skippy__stage__idle_layer": True,
+}
+#: what the splitter looks at besides the number of layers
+SPLIT_KEYS: dict[str, str | int | bool | Sequence[int]] = {
+    "llama__feed_forward_length": [8, 8],
+    "llama__attention__head_count_kv": [2, 2],
+    "llama__leading_dense_block_count": 0,
+    "split__count": 1,
+    "general__alignment": 32,
 }
 #: call, choices, then patches: what the first inputs of frames.cpp look like
 FRAME_SEEDS = (
@@ -46,14 +55,10 @@ def write_models(folder: Path) -> None:
             (slices / stage.file).replace(target)
 
 
-def gguf_seeds(folder: Path) -> list[bytes]:
-    """Files without their tensors' data, which can be opened when zeros follow."""
+def gguf_seeds(folder: Path, files: Sequence[bytes]) -> list[bytes]:
+    """The files without their tensors' data: zeros will follow."""
     path, headers = folder / "seed.gguf", []
-    for content in (
-        attention_bytes(layers=1, width=8, vocab=264),
-        attention_bytes(layers=2, width=8, vocab=264, **STAGE_KEYS),
-        recurrent_bytes(layers=1, width=8, vocab=264),
-    ):
+    for content in files:
         path.write_bytes(content)
         with GgufFile(path) as file:
             headers.append(content[: file.data_start])
@@ -67,7 +72,29 @@ def write_seeds(folder: Path) -> None:
     seeds = {
         "frames-sim": FRAME_SEEDS,
         "frames-llama": FRAME_SEEDS,
-        "model-llama": gguf_seeds(folder),
+        "model-llama": gguf_seeds(
+            folder,
+            (
+                attention_bytes(layers=1, width=8, vocab=264),
+                attention_bytes(layers=2, width=8, vocab=264, **STAGE_KEYS),
+                recurrent_bytes(layers=1, width=8, vocab=264),
+            ),
+        ),
+        "slicer": gguf_seeds(
+            folder,
+            (
+                attention_bytes(layers=3, width=4, vocab=262),
+                attention_bytes(layers=2, width=4, vocab=262, **SPLIT_KEYS),
+                gguf_bytes(
+                    {
+                        "general.architecture": "gemma3",
+                        "gemma3.block_count": 4,
+                        "gemma3.attention.sliding_window_pattern": 2,
+                    },
+                    {f"blk.{layer}.attn_norm.weight": bytes(32) for layer in range(4)},
+                ),
+            ),
+        ),
         "model-sim": [
             SIM_SPEC.encode(),
             b"skippy-sim 1\nvocab = 300\ntoken = 6162\nchat_template = a\nrecurrent = true\n",

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import atheris  # type: ignore[import-not-found]
 
-with atheris.instrument_imports(include=["skippy_sched.split"]):
-    from skippy_sched.errors import SplitError
-    from skippy_sched.split.architectures import even_cuts, layers_of, slice_entries
-    from skippy_sched.split.gguf import GgufFile
-    from skippy_sched.split.slices import _tensors
+from skippy_sched.errors import SplitError
+from skippy_sched.split.architectures import even_cuts, layers_of, slice_entries
+from skippy_sched.split.gguf import GgufFile
+from skippy_sched.split.slices import _tensors
 
 DATA_BYTES = 64 << 10  # as model.cpp
 WHOLE = Path(f"/dev/shm/skippy-fuzz-{os.getpid()}.gguf")
@@ -45,6 +44,7 @@ def check_slice(start: int) -> None:
 
 
 if __name__ == "__main__":
+    atheris.instrument_all()  # the loader of an editable install is none that it can hook into
     atheris.Setup(sys.argv, split_file)
     try:
         atheris.Fuzz()
