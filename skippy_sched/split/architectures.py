@@ -78,6 +78,11 @@ def layers_of(model: GgufFile) -> Layers:
     count = model.number(f"{architecture}.block_count")
     if not isinstance(count, int) or count < 1:
         raise SplitError(f"{model.path} does not say how many layers it has")
+    if count > len(model.tensors):
+        raise SplitError(
+            f"{model.path} is damaged: it names {count} layers, "
+            f"but has {len(model.tensors)} tensors"
+        )
     if count in rules.whole_only:
         raise SplitError(
             f"{model.path}: {architecture} with {count} layers can't be cut: a value of its "

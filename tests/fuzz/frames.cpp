@@ -92,12 +92,33 @@ struct Input {
     }
 };
 
+// Makes sizes, strides and offsets follow from the shapes, so that what a frame is can be wrong alone.
+void agree(skippy_activation_desc &desc) {
+    desc.payload_bytes = 0;
+    for (uint32_t p = 0; p < desc.part_count && p < SKIPPY_ACTIVATION_MAX_PARTS; p++) {
+        skippy_activation_part_desc &part = desc.parts[p];
+        uint64_t bytes = part.ggml_type == SKIPPY_GGML_TYPE_F16 || part.ggml_type == SKIPPY_GGML_TYPE_BF16 ? 2 : 4;
+        for (uint32_t axis = 0; axis < part.rank && axis < SKIPPY_ACTIVATION_MAX_DIMS; axis++) {
+            part.byte_strides[axis] = bytes;
+            bytes *= static_cast<uint64_t>(part.dimensions[axis]);
+        }
+        part.payload_offset = desc.payload_bytes;
+        part.payload_bytes = bytes;
+        desc.payload_bytes += bytes;
+    }
+}
+
 // A patch: where (the head and three parts get most of them), how wide, what.
 void patch(skippy_activation_desc &desc, Input &input) {
     auto *bytes = reinterpret_cast<uint8_t *>(&desc);
     size_t near = offsetof(skippy_activation_desc, parts) + 3 * sizeof desc.parts[0];
-    while (input.size >= 3) {
-        size_t kind = input.take(1), at = input.take(2) % (kind & 0x80 ? sizeof desc : near);
+    while (input.size) {
+        size_t kind = input.take(1);
+        if (kind & 0x08) {
+            agree(desc);
+            continue;
+        }
+        size_t at = input.take(2) % (kind & 0x80 ? sizeof desc : near);
         if (kind & 0x40) { // one part copied over another
             memcpy(&desc.parts[at % 16], &desc.parts[at / 16 % 16], sizeof desc.parts[0]);
             continue;

@@ -30,11 +30,19 @@ SPLIT_KEYS: dict[str, str | int | bool | Sequence[int]] = {
     "split__count": 1,
     "general__alignment": 32,
 }
+#: offsets of a descriptor with a byte that makes another frame: tokens, parts, type, rank, axis,
+#: dimensions
+SHAPES = ((16, 2), (24, 2), (104, 1), (108, 1), (112, 0), (120, 8), (128, 2), (136, 3))
 #: call, choices, then patches: what the first inputs of frames.cpp look like
 FRAME_SEEDS = (
     [bytes([kind, choices]) for kind in range(6) for choices in (0, 1, 2, 6, 7)]
     + [bytes([0, 6, 0x22, 0, offset, 1]) for offset in range(0, 200, 4)]
-    + [bytes([0, 7, 0x40, 0, 1, 0x22, 0, 24, 2])]
+    + [
+        bytes([kind, 6, 0x20, 0, offset, value, 0x08])
+        for kind in (0, 4)
+        for offset, value in SHAPES
+    ]
+    + [bytes([0, 7, 0x40, 0, 1, 0x20, 0, 24, 2, 0x20, 0, 200, 1, 0x20, 0, 244, 1, 0x08])]
 )
 
 

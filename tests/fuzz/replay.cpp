@@ -21,13 +21,25 @@ static void run(const Bytes &bytes, const std::string &last) {
 
 static Bytes mutated(Bytes bytes, std::mt19937 &random) {
     for (size_t edits = 1 + random() % 4; edits; edits--) {
-        size_t at = bytes.empty() ? 0 : random() % bytes.size();
+        size_t at = random() % (bytes.size() + 1);
+        size_t here = bytes.empty() ? 0 : at % bytes.size();
         switch (random() % 5) {
-        case 0: bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), static_cast<uint8_t>(random())); break;
-        case 1: if (!bytes.empty()) bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at)); break;
-        case 2: if (!bytes.empty()) bytes[at] ^= static_cast<uint8_t>(1u << random() % 8); break;
-        case 3: if (!bytes.empty()) bytes[at] = random() % 2 ? 0xff : 0; break;
-        default: if (!bytes.empty()) bytes[at] = static_cast<uint8_t>(random());
+        case 0: // a run of a few bytes more
+            for (size_t run = 1 + random() % 8; run; run--) {
+                bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), static_cast<uint8_t>(random() % 3 ? random() : 0));
+            }
+            break;
+        case 1:
+            if (!bytes.empty()) bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(here));
+            break;
+        case 2:
+            if (!bytes.empty()) bytes[here] ^= static_cast<uint8_t>(1u << random() % 8);
+            break;
+        case 3:
+            if (!bytes.empty()) bytes[here] = random() % 2 ? 0xff : 0;
+            break;
+        default:
+            if (!bytes.empty()) bytes[here] = static_cast<uint8_t>(random());
         }
     }
     return bytes;

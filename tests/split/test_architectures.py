@@ -58,6 +58,7 @@ def test_a_cut_that_cannot_be_is_refused(cuts: list[int], message: str) -> None:
     ("model", "message"),
     [
         ({"architecture": "gemma3n"}, "not known to be exact"),
+        ({"block_count": 2**32 - 1}, "names 4294967295 layers, but has 8 tensors"),
         ({"architecture": "gemma3", "layers": 62}, "number of layers"),
         ({"architecture": "gemma3", "attention__sliding_window_pattern": [1, 1, 0]}, "a list"),
         ({"nextn_predict_layers": 1}, "nextn_predict_layers"),
