@@ -32,6 +32,7 @@ class UnderWay:
     plan: Plan
     chunk_requests: list[Request]
     verify_requests: list[Request]
+    began_at: float
 
     @property
     def requests(self) -> list[Request]:
@@ -191,7 +192,10 @@ class Scheduler:
     def next_iteration(self, now: float) -> Iteration | None:
         """Plan, book and return the next iteration; None when there is nothing to do."""
         state = self.state
-        budget = Budget(state.limits.batch_tokens, self.costs.coefficients, self.inter_token_s)
+        costs = self.costs
+        budget = Budget(
+            state.limits.batch_tokens, costs.coefficients, self.inter_token_s, costs.caution
+        )
         chosen = plan(state, budget, now)
         self.last_plan = chosen
         if chosen.is_empty and not state.commands and not chosen.preempt:
@@ -235,7 +239,7 @@ class Scheduler:
         )
         self._next_number += 1
         self._under_way[iteration.number] = UnderWay(
-            iteration, chosen, chunk_requests, verify_requests
+            iteration, chosen, chunk_requests, verify_requests, now
         )
         return iteration
 
@@ -261,6 +265,9 @@ class Scheduler:
         )
         totals.prefill_tokens += reconciled.prefill_tokens
         reconciled.work = under_way.plan.work
+        # What a stream feels is the time from plan to outcome; side by side, that is not one's own.
+        alone = self.state.limits.groups == 1
+        reconciled.seconds = now - under_way.began_at if alone else outcome.native_s
         return reconciled
 
     def _measure_drain(self, chosen: Plan, now: float) -> None:
@@ -280,4 +287,4 @@ class Scheduler:
         """Fit the costs to a clean iteration; apart from ``on_outcome`` so that it can wait."""
         self.costs.observe_swap(outcome.swapped_tokens, outcome.swap_s)
         if not outcome.faults and reconciled.work is not None:
-            self.costs.observe(reconciled.work, outcome.native_s)
+            self.costs.observe(reconciled.work, reconciled.seconds)

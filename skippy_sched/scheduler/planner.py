@@ -9,10 +9,11 @@ Does not change the state and does not talk to an engine.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
-from skippy_sched.scheduler.cost import Coefficients, Work
+from skippy_sched.scheduler.cost import Coefficients, Work, attended_by_chunk
 from skippy_sched.scheduler.iteration import Chunk, Verify
 from skippy_sched.scheduler.prefix_cache import PREFIX_TOKENS_MIN, Match, common_length
 from skippy_sched.scheduler.request import Request, Status
@@ -57,27 +58,24 @@ class Budget:
     """What an iteration may cost. ``inter_token_s`` None: ``STRETCH`` times what the decodes take
     alone, or ``UNNOTICED_S`` if that is more.
 
-    ``costs`` None: only tokens count.
+    ``costs`` None: only tokens count. ``caution``: measured over predicted seconds to reckon with.
     """
 
     tokens: int
     costs: Coefficients | None = None
     inter_token_s: float | None = None
+    caution: float = 1.0
 
-    def prefill_tokens(self, decode_rows: int, cached_tokens: int) -> int:
-        """The most prompt tokens to put beside so many decodes."""
-        left = self.tokens - decode_rows
+    def prefill_s(self, decode_rows: int, attended_tokens: int) -> float:
+        """The seconds that prompts may take beside so many decodes."""
         if self.costs is None:
-            return left
-        decodes = Work(decode_rows, 0, cached_tokens)
+            return math.inf
+        decodes_s = self.costs.predict(Work(decode_rows, 0, attended_tokens))
         if not decode_rows:
-            target_s = UNDISTURBED_S
-        elif self.inter_token_s is not None:
-            target_s = self.inter_token_s
-        else:
-            target_s = max(STRETCH * self.costs.predict(decodes), UNNOTICED_S)
-        within = self.costs.prefill_tokens_within(target_s, decodes)
-        return min(left, max(within, PREFILL_TOKENS_MIN))
+            return UNDISTURBED_S - decodes_s
+        if self.inter_token_s is not None:
+            return self.inter_token_s / self.caution - decodes_s
+        return max(STRETCH * decodes_s, UNNOTICED_S) - decodes_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,9 @@ class _Planner:
             self.cells -= self.in_flight
         self.evict_tokens = 0
         self.left = 0
-        self.cached = 0
+        self.left_s = 0.0
+        self.prefilled = 0
+        self.attended = 0
         self.decodes: list[Request] = []
         self.chunks: list[Chunk] = []
         self.verifies: list[Verify] = []
@@ -142,18 +142,20 @@ class _Planner:
         if self.cells is not None:
             self.make_room_for_decodes()
         for request in self.decodes:
-            self.cached += request.computed
+            self.attended += request.computed
         assert len(self.decodes) <= self.budget.tokens, "the token budget is at least the lanes"
-        allowed = self.left = self.budget.prefill_tokens(len(self.decodes), self.cached)
+        self.left = self.budget.tokens - len(self.decodes)
+        self.left_s = self.budget.prefill_s(len(self.decodes), self.attended)
         self.choose_chunks()
         self.choose_admissions()
-        prefill_tokens, rows = allowed - self.left, len(self.decodes)
+        rows = len(self.decodes)
         if self.state.speculation is not None:
             self.choose_drafts(self.state.speculation)
             rows = len(self.decodes) + sum(len(verify.tokens) for verify in self.verifies)
-        return self.chosen(Work(rows, prefill_tokens, self.cached))
+        return self.chosen(rows)
 
-    def chosen(self, work: Work) -> Plan:
+    def chosen(self, rows: int) -> Plan:
+        work = Work(rows, self.prefilled, self.attended)
         return Plan(
             self.decodes,
             self.chunks,
@@ -173,7 +175,7 @@ class _Planner:
         for request in (*self.state.decoding.values(), *self.state.prefilling.values()):
             if request is not suspect:
                 self.waits[request.key] = Wait.SUSPECT
-        allowed = self.left = self.budget.tokens
+        self.left, self.left_s = self.budget.tokens, math.inf
         wanted = len(suspect.tokens) - suspect.computed
         while self.cells is not None and wanted > self.cells + self.evictable:
             victim = self.victim(but=suspect)
@@ -186,9 +188,10 @@ class _Planner:
             self.waits[suspect.key] = Wait.OUTCOME
         elif suspect.status is Status.DECODE:
             self.decodes.append(suspect)
+            self.attended = suspect.computed
         else:
             self.give(suspect, suspect.computed)
-        return self.chosen(Work(len(self.decodes), allowed - self.left, suspect.computed))
+        return self.chosen(len(self.decodes))
 
     # --- running requests -------------------------------------------------------------------------
 
@@ -227,10 +230,18 @@ class _Planner:
                     self.give(request, request.computed)
             stuck = not self.chunks
 
+    def affordable(self, start: int) -> int:
+        """Prompt tokens at positions ``start`` and up that budget and time have room for."""
+        least = PREFILL_TOKENS_MIN - self.prefilled
+        if self.budget.costs is None or self.left_s == math.inf:
+            return self.left
+        within = self.budget.costs.prefill_tokens_within(self.left_s, start)
+        return min(self.left, max(within, least))
+
     def give(self, request: Request, computed: int) -> None:
         """As many of its next prompt tokens as budget and cells allow."""
         wanted = len(request.tokens) - computed
-        given = min(wanted, self.left, self.state.limits.chunk_tokens)
+        given = min(wanted, self.affordable(computed), self.state.limits.chunk_tokens)
         following = None
         if wanted > 1 and request.scores_prompt:
             # Only the last row of a chunk puts out logits.
@@ -248,7 +259,11 @@ class _Planner:
             chunk = request.tokens[computed : computed + given]
             self.chunks.append(Chunk(request.key, computed, chunk, given == wanted, following))
             self.left -= given
-            self.cached += computed
+            self.prefilled += given
+            attended = attended_by_chunk(computed, given)
+            self.attended += attended
+            if self.budget.costs is not None:
+                self.left_s -= self.budget.costs.prefill_s(given, attended)
 
     # --- drafts -----------------------------------------------------------------------------------
 
@@ -275,6 +290,7 @@ class _Planner:
             self.decodes.remove(request)
             self.verifies.append(Verify(request.key, [request.tokens[-1], *draft], propose))
             self.left -= len(draft)
+            self.attended += len(draft) * request.computed
             if self.cells is not None:
                 self.cells -= len(draft)
 
@@ -344,7 +360,7 @@ class _Planner:
             if self.lanes == 0 and not self.make_lane_for(request):
                 self.waits[request.key] = Wait.LANE
                 break
-            if self.left == 0:
+            if self.affordable(0) <= 0:
                 self.waits[request.key] = Wait.BUDGET
                 break
             if self.waits_for_prefix(request):
@@ -369,9 +385,9 @@ class _Planner:
                 reserved += len(request.tokens) - there
             self.lanes -= 1
             self.admit.append((request, match))
-            before = self.left
+            before = self.prefilled
             self.give(request, there)
-            reserved -= before - self.left
+            reserved -= self.prefilled - before
 
     def cells_wanted_by_prompts(self) -> int:
         """Cells that admitted prompts still need, and a few for each stream to go on."""

@@ -49,6 +49,7 @@ class Reconciled:
     prefill_tokens: int = 0
     draft_tokens: int = 0
     work: Work | None = None
+    seconds: float = 0.0  # that the work took
 
 
 def reconcile(

@@ -1,7 +1,7 @@
 """Fits the simulated engine's costs to a recorded run.
 
 Knows journals and least squares. The simulated engine charges for an iteration a fixed time, and
-a time per token, per sequence, and per token that is in the KV caches of its sequences already;
+a time per token, per sequence, and per earlier token that a computed one attends to;
 the host's own time between iterations is told apart from the engine's.
 """
 
@@ -35,7 +35,7 @@ class Calibration:
     fixed_us: float = 0.0
     token_us: float = 0.0
     sequence_us: float = 0.0
-    cached_token_us: float = 0.0
+    attended_token_us: float = 0.0
     overhead_us: float = 0.0
     iterations: int = 0
     median_error: float = 0.0
@@ -48,7 +48,7 @@ class Calibration:
             "cost_fixed_us": self.fixed_us,
             "cost_token_us": self.token_us,
             "cost_sequence_us": self.sequence_us,
-            "cost_cached_token_us": self.cached_token_us,
+            "cost_attended_token_us": self.attended_token_us,
         }
 
     @property
@@ -58,7 +58,7 @@ class Calibration:
             self.fixed_us / 1e6,
             (self.token_us + self.sequence_us) / 1e6,
             self.token_us / 1e6,
-            self.cached_token_us / 1e6,
+            self.attended_token_us / 1e6,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class _Iterations:
         # would be left to learn from.
         if rows and work is not None and not outcome.faults:
             tokens = len(iteration.decode_keys) + sum(len(c.tokens) for c in iteration.chunks)
-            self.sizes.append((1.0, float(tokens), float(rows), float(work.cached_tokens)))
+            self.sizes.append((1.0, float(tokens), float(rows), float(work.attended_tokens)))
             self.native_s.append(outcome.native_s)
             if self.last_at is not None:
                 gap = step.now - self.last_at - outcome.native_s
@@ -117,12 +117,12 @@ def measure(path: Path, report: Report | None = None) -> tuple[Calibration, Repo
     found = _fit(sizes, seconds)
     errors = np.abs(sizes @ found / seconds - 1)
     overhead = float(np.median(seen.overhead_s)) if seen.overhead_s else 0.0
-    fixed, token, sequence, cached = (found * 1e6).tolist()
+    fixed, token, sequence, attended = (found * 1e6).tolist()
     calibration = Calibration(
         fixed_us=fixed,
         token_us=token,
         sequence_us=sequence,
-        cached_token_us=cached,
+        attended_token_us=attended,
         overhead_us=overhead * 1e6,
         iterations=len(seconds),
         median_error=float(np.median(errors)),

@@ -309,7 +309,7 @@ def shown(calibration: Calibration) -> str:
     return (
         f"fixed {calibration.fixed_us:,.0f} us, token {calibration.token_us:,.1f} us, "
         f"sequence {calibration.sequence_us:,.1f} us, "
-        f"cached token {calibration.cached_token_us:.4f} us, "
+        f"attended token {calibration.attended_token_us:.4f} us, "
         f"host {calibration.overhead_us:,.0f} us\n"
         f"fitted to {calibration.iterations:,} iterations; off by {calibration.median_error:.1%} "
         f"in the median, {calibration.p95_error:.1%} at p95\n"

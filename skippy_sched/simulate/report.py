@@ -93,10 +93,7 @@ class Report:
         self.busy_s += step.outcome.native_s
         self.queue_area += waiting * span
         self.running_area += running * span
-        work = step.reconciled.work
-        if work is not None:
-            cells = work.cached_tokens + work.decode_rows + work.prefill_tokens
-            self.kv_area += cells * span
+        self.kv_area += state.kv_tokens * span
         self.timeline.queue(now - self.first_at, waiting, running)
         self.latencies["itl"].extend(step.reconciled.gaps_s)
         for request in step.reconciled.ended:

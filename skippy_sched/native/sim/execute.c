@@ -199,10 +199,13 @@ static void advance(struct sim_batch *batch) {
 
 static void spend(const struct sim_batch *batch, uint64_t since_ns) {
     const struct sim_spec *spec = &batch->model->spec;
-    double cached = 0;
-    for (size_t r = 0; r < batch->count; r++) cached += batch->requests[r].start;
+    double attended = 0;
+    for (size_t r = 0; r < batch->count; r++) {
+        double tokens = (double)batch->requests[r].token_count;
+        attended += tokens * batch->requests[r].start + tokens * (tokens - 1) / 2;
+    }
     double us = spec->cost_fixed_us + spec->cost_token_us * (double)batch->tokens +
-                spec->cost_sequence_us * (double)batch->count + spec->cost_cached_token_us * cached;
+                spec->cost_sequence_us * (double)batch->count + spec->cost_attended_token_us * attended;
     double layers = batch->model->layer_end - batch->model->layer_start;
     sim_spend_us(batch->model, since_ns, us * layers / (double)spec->n_layer);
 }

@@ -47,7 +47,7 @@ struct sim_spec {
     int64_t vocab, n_layer, n_embd, n_ctx_train, seed, eos_per_mille, sliding_window, load_ms;
     int64_t pool_cells, mtp_heads, mtp_wrong_every;
     bool add_bos, words_only, recurrent, optional_part, real_clock;
-    double cost_fixed_us, cost_token_us, cost_sequence_us, cost_cached_token_us;
+    double cost_fixed_us, cost_token_us, cost_sequence_us, cost_attended_token_us;
     char *architecture, *chat_template;
     struct sim_bytes *tokens; /* the `token =` lines */
     size_t token_count;

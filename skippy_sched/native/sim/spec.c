@@ -48,7 +48,7 @@ static const struct key KEYS[] = {
     FIELD(NUMBER, cost_fixed_us, 0, 1e9),
     FIELD(NUMBER, cost_token_us, 0, 1e9),
     FIELD(NUMBER, cost_sequence_us, 0, 1e9),
-    FIELD(NUMBER, cost_cached_token_us, 0, 1e9),
+    FIELD(NUMBER, cost_attended_token_us, 0, 1e9),
     FIELD(TEXT, architecture, 0, 0),
     FIELD(TEXT, chat_template, 0, 0),
     {"clock", CLOCK, offsetof(struct sim_spec, real_clock), 0, 0},
