@@ -15,7 +15,8 @@ from skippy_sched.errors import DeadlineExceeded, EngineFailure, QueueFull, Requ
 from skippy_sched.scheduler.cost import CostModel
 from skippy_sched.scheduler.drain_rate import DrainRate
 from skippy_sched.scheduler.iteration import Iteration, Outcome
-from skippy_sched.scheduler.planner import Budget, Plan, plan
+from skippy_sched.scheduler.plan import Budget, Plan
+from skippy_sched.scheduler.planner import plan
 from skippy_sched.scheduler.policy import FairShare
 from skippy_sched.scheduler.prefix_cache import PrefixCache
 from skippy_sched.scheduler.reconcile import Reconciled, reconcile

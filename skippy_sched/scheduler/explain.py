@@ -14,7 +14,7 @@ from itertools import islice
 from skippy_sched.clock import Clock
 from skippy_sched.scheduler.core import Scheduler
 from skippy_sched.scheduler.history import Step, Where
-from skippy_sched.scheduler.planner import Wait
+from skippy_sched.scheduler.plan import Wait
 from skippy_sched.scheduler.request import Request, Status
 
 #: Ended requests that can still be explained; about a kilobyte each.

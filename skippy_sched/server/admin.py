@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 from skippy_sched import clock
 from skippy_sched.errors import InvalidRequest
 from skippy_sched.scheduler.explain import Explanation, Requests
-from skippy_sched.scheduler.planner import Wait
+from skippy_sched.scheduler.plan import Wait
 from skippy_sched.server.exchange import Exchange
 from skippy_sched.server.problems import NotFound
 

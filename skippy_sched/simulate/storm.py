@@ -23,7 +23,7 @@ from skippy_sched.native.sampling import SamplingConfig
 from skippy_sched.scheduler.grammar import grammars_of
 from skippy_sched.scheduler.iteration import Chunk, Verify
 from skippy_sched.scheduler.loading import open_model
-from skippy_sched.scheduler.planner import Wait
+from skippy_sched.scheduler.plan import Wait
 from skippy_sched.scheduler.request import Request, RequestParams, Status, TokenLogprobs
 from skippy_sched.simulate.alone import alone, continue_alone
 from skippy_sched.simulate.driver import Step, VirtualEngine

@@ -13,7 +13,7 @@ from skippy_sched.scheduler.drain_rate import DrainRate
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.explain import ENDED_MAX, Explanation
 from skippy_sched.scheduler.history import STEPS_MAX, History
-from skippy_sched.scheduler.planner import Wait
+from skippy_sched.scheduler.plan import Wait
 from skippy_sched.scheduler.request import RequestParams
 
 from .conftest import answer
