@@ -1,7 +1,7 @@
 // Fuzz target: opening a model file, and a few steps with what could be opened.
 //
-// The input is the beginning of the file; zeros follow, so that tensors have their data. Whatever the file
-// says, opening it answers with a status.
+// The input is the file, or the beginning of a GGUF: zeros follow, so that tensors have their data. Whatever
+// the file says, opening it answers with a status.
 #include "skippy.h"
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 
 namespace {
 
-const size_t data_bytes = 64 << 10; // enough for the tensors of the seed
+const size_t data_bytes = 64 << 10; // enough for the tensors of the seeds
 
 // A file of this process alone, in memory.
 const std::string &path() {
@@ -24,8 +24,9 @@ const std::string &path() {
 }
 
 void write_file(const uint8_t *data, size_t size) {
+    size_t zeros = size >= 4 && !memcmp(data, "GGUF", 4) ? data_bytes : 0;
     FILE *file = fopen(path().c_str(), "wb");
-    if (!file || fwrite(data, 1, size, file) != size || fflush(file) || ftruncate(fileno(file), static_cast<off_t>(size + data_bytes))) {
+    if (!file || fwrite(data, 1, size, file) != size || fflush(file) || ftruncate(fileno(file), static_cast<off_t>(size + zeros))) {
         perror(path().c_str());
         abort();
     }
