@@ -93,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="the daemon's answer as it is")
     explain.set_defaults(run=_explain)
 
+    hash_key = commands.add_parser("hash-key", help="what configuration holds in place of a key")
+    hash_key.add_argument("--generate", action="store_true", help="make a new key, not ask for one")
+    hash_key.set_defaults(run=_hash_key)
+
     top = commands.add_parser("top", help="what a daemon does right now, live")
     top.add_argument("--url", default="http://127.0.0.1:8080", help="the daemon's address")
     top.set_defaults(run=_top)
@@ -184,6 +188,24 @@ def _top(options: argparse.Namespace) -> int:
     from skippy_sched.top import top
 
     return top(options.url)
+
+
+def _hash_key(options: argparse.Namespace) -> int:
+    import getpass
+    import secrets
+
+    from skippy_sched.server.keys import check_strength, hash_key
+
+    if options.generate:
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        sys.stderr.write(f"the key, which is shown this once: {key}\n")
+    elif sys.stdin.isatty():
+        key = getpass.getpass("key: ")
+    else:
+        key = sys.stdin.readline().strip()
+    check_strength(key)
+    sys.stdout.write(hash_key(key) + "\n")
+    return 0
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -160,7 +160,20 @@ class ServerSection(Section):
         8080, description="port to listen on; 0 takes a free one"
     )
     api_keys: tuple[SecretStr, ...] = Field(
-        (), strict=False, description="bearer keys that clients must send; empty: no key needed"
+        (),
+        strict=False,
+        description="bearer keys that clients must send, or their hashes (skippy-sched hash-key); "
+        "none here and none in keys_file: no key is needed",
+    )
+    keys_file: str | None = Field(
+        None,
+        description="file of further API keys: hash, tenant, priority and rates of each",
+    )
+    admin_keys: tuple[SecretStr, ...] = Field(
+        (),
+        strict=False,
+        description="keys for /admin, or their hashes; without any key at all, /admin answers "
+        "this machine only",
     )
     body_limit_bytes: Annotated[int, Field(ge=1024)] = Field(
         4 * 2**20, description="largest request body"

@@ -27,6 +27,9 @@ ENV_PREFIX = "SKIPPY_SCHED__"
 #: Longer values are cut in messages: one line must stay readable.
 SHOWN_CHARS_MAX = 80
 
+#: Keys whose values are never shown; in the environment they are separated by commas.
+SECRETS = ("api_keys", "admin_keys")
+
 #: (section, key); a wrong section has an empty key.
 Place = tuple[str, str]
 
@@ -152,7 +155,7 @@ def _environment_value(section: str, key: str, raw: str) -> object:
         value: object = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
-    if key == "api_keys" and not isinstance(value, list):
+    if key in SECRETS and not isinstance(value, list):
         return [part.strip() for part in raw.split(",") if part.strip()]
     return value
 
@@ -183,7 +186,7 @@ def _problems(error: ValidationError, sources: Sources) -> Iterator[str]:
         names = [str(part) for part in problem["loc"] if not isinstance(part, int)]
         section, key = (*names[:2], "", "")[:2]
         place = ".".join(part for part in (section, key) if part) or "configuration"
-        found = "(not shown)" if key == "api_keys" else _shown(problem["input"])
+        found = "(not shown)" if key in SECRETS else _shown(problem["input"])
         yield f"{sources.origin(section, key)}: {place}: {_sentence(problem, section, key, found)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import subprocess
@@ -137,3 +138,25 @@ def test_generate_refuses_a_prompt_that_is_no_text(
 ) -> None:
     assert generate("\udc80") == 1
     assert "not valid UTF-8" in capsys.readouterr().err
+
+
+def test_hash_key_prints_what_the_configuration_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "a key of a good length, at least"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(key + "\n"))
+    assert main(["hash-key"]) == 0
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    assert capsys.readouterr().out == f"sha256:{digest}\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("short\n"))
+    assert main(["hash-key"]) == 78
+    assert "could be guessed" in capsys.readouterr().err
+
+
+def test_a_generated_key_is_shown_once_and_fits_its_hash(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["hash-key", "--generate"]) == 0
+    printed = capsys.readouterr()
+    key = printed.err.split()[-1]
+    assert printed.out == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"

@@ -5,7 +5,6 @@ Pure ASGI: nothing here knows which server runs it.
 
 from __future__ import annotations
 
-import hmac
 import random
 import re
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from skippy_sched.config import Config
 from skippy_sched.errors import RequestError
 from skippy_sched.server import admin, endpoints, live_facts
 from skippy_sched.server.exchange import Exchange
+from skippy_sched.server.keys import Key, Keyring
 from skippy_sched.server.live import Live
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.openapi import openapi_document
@@ -31,7 +31,6 @@ from skippy_sched.server.problems import (
     Loading,
     MethodNotAllowed,
     NotFound,
-    Unauthorized,
     UnsupportedMediaType,
     error_headers,
     error_object,
@@ -69,8 +68,13 @@ class App:
     """``served`` is set once the model is loaded; ``is_draining`` once the daemon shuts down."""
 
     def __init__(
-        self, config: Config, metrics: Metrics, generator: random.Random | None = None
+        self,
+        config: Config,
+        metrics: Metrics,
+        keyring: Keyring | None = None,
+        generator: random.Random | None = None,
     ) -> None:
+        """Raises ConfigError when there is no keyring and the keys file is wrong."""
         self.served: ServedModel | None = None
         self.is_draining = False
         #: the engine's observer, which hands everything on to the metrics
@@ -78,7 +82,7 @@ class App:
         self._metrics = metrics
         self._page = Page()
         self._random = generator or clock.random_generator()
-        self._keys = [key.get_secret_value().encode() for key in config.server.api_keys]
+        self._keyring = keyring or Keyring(config.server)
         self._body_limit = config.server.body_limit_bytes
         self._idle_s = config.server.keep_alive_comment_s
         self._fingerprint = f"skippy-sched-{version('skippy-sched')}"
@@ -166,12 +170,12 @@ class App:
         await endpoints.chat_completions(exchange, served, request, head, self._idle_s)
 
     async def _embeddings(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._key(exchange)
         await endpoints.embeddings(exchange)
 
     async def _accept(self, exchange: Exchange, kind: type[Request]) -> tuple[ServedModel, Request]:
         """All checks that need no engine, cheapest first."""
-        self._check_key(exchange)
+        key = self._key(exchange)
         served = self._loaded()
         content_type = (exchange.header(b"content-type") or "application/json").lower()
         if content_type.partition(";")[0].strip() != "application/json":
@@ -184,6 +188,10 @@ class App:
         endpoints.check_model(served, request.model)
         if request.ignored:
             self._tell_ignored(exchange, request.ignored)
+        if key is not None:
+            now = self._keyring.clock.now
+            request = key.admit(request, now())
+            exchange.charge = lambda tokens: key.charge(tokens, now())
         return served, request
 
     def _tell_ignored(self, exchange: Exchange, fields: list[str]) -> None:
@@ -213,31 +221,27 @@ class App:
             raise Loading("the model is still being loaded", retry_after_s=2)
         return self.served
 
-    def _check_key(self, exchange: Exchange) -> None:
-        """Raises Unauthorized. All keys are compared, so that time tells nothing of them."""
-        if not self._keys:
-            return
-        scheme, _, sent = (exchange.header(b"authorization") or "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise Unauthorized("an API key is needed: send Authorization: Bearer <key>")
-        offered = sent.strip().encode("latin-1")
-        matches = [hmac.compare_digest(offered, key) for key in self._keys]
-        if not any(matches):
-            raise Unauthorized("the API key is not one of this server's keys")
+    def _key(self, exchange: Exchange) -> Key | None:
+        """Whose request it is; raises Unauthorized or Forbidden."""
+        return self._keyring.user(exchange.header(b"authorization"))
+
+    def _check_admin(self, exchange: Exchange) -> None:
+        """Raises Unauthorized or Forbidden."""
+        self._keyring.check_admin(exchange.header(b"authorization"), is_local=exchange.is_local)
 
     # --- for the operator ------------------------------------------------------------------------
 
     async def _requests(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._check_admin(exchange)
         await admin.requests(exchange, self._loaded().engine.requests)
 
     async def _request(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._check_admin(exchange)
         request_id: str = exchange.scope["path_params"]["id"]
         await admin.request(exchange, self._loaded().engine.requests, request_id)
 
     async def _live(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._check_admin(exchange)
         trouble = self._why_not_ready()
         await live_facts.live(exchange, self._loaded(), self.live, trouble)
 
@@ -249,11 +253,11 @@ class App:
     # --- the rest -------------------------------------------------------------------------------
 
     async def _models(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._key(exchange)
         await endpoints.models(exchange, self._loaded())
 
     async def _model(self, exchange: Exchange) -> None:
-        self._check_key(exchange)
+        self._key(exchange)
         name: str = exchange.scope["path_params"]["name"]
         await endpoints.model(exchange, self._loaded(), name)
 

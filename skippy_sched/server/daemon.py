@@ -27,6 +27,7 @@ from skippy_sched.errors import AddressUnavailable, RequestError, StartupError
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.app import App
+from skippy_sched.server.keys import Keyring
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.receipts import Receipts
 from skippy_sched.server.served_model import model_name, serve_model
@@ -110,7 +111,8 @@ class Daemon:
         self._listener = listener
         self._progress = progress
         self._metrics = Metrics(model_name(config))
-        self._app = App(config, self._metrics)
+        self._keyring = Keyring(config.server)
+        self._app = App(config, self._metrics, self._keyring)
         self._server = _Server(
             uvicorn.Config(
                 self._app,
@@ -203,7 +205,7 @@ class Daemon:
             lanes=engine.facts.lane_count,
             context_tokens=engine.context_tokens,
         )
-        if not self._config.server.api_keys and not _is_loopback(self._listener):
+        if self._keyring.is_open and not _is_loopback(self._listener):
             log.warning(
                 "open_to_all",
                 hint="anyone who reaches this address can use it; set server.api_keys",

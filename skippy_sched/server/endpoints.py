@@ -118,10 +118,14 @@ async def _generate(
     best: tuple[int, int] | None = None,
 ) -> None:
     async with Generation.submitted(served.engine, orders, form.head.id) as generation:
-        if request.stream:
-            await generation.stream(exchange, form, idle_s)
-        else:
-            await generation.answer(exchange, form, idle_s, best)
+        exchange.charge(generation.prompt_tokens)
+        try:
+            if request.stream:
+                await generation.stream(exchange, form, idle_s)
+            else:
+                await generation.answer(exchange, form, idle_s, best)
+        finally:
+            exchange.charge(generation.generated_tokens)
 
 
 async def _no_tokens(
@@ -138,6 +142,7 @@ async def _no_tokens(
         echo = text if request.echo else ""
         choices += [Choice(echo, "length") for _ in range(request.choices_per_prompt)]
     usage = Usage(prompt_tokens, 0)
+    exchange.charge(prompt_tokens)
     if not request.stream:
         await exchange.answer_json(200, form.whole(choices, usage))
         return

@@ -7,6 +7,7 @@ know what is asked or answered.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -41,6 +42,8 @@ class Exchange:
         self.is_gone = False
         #: headers for the response, whatever it will be
         self.headers: list[Header] = []
+        #: told of tokens as they are used, for the rates of a key
+        self.charge: Callable[[int], None] = lambda tokens: None
         self._receive = receive
         self._send = send
 
@@ -48,6 +51,12 @@ class Exchange:
     def path(self) -> str:
         path: str = self.scope["path"]
         return path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it came over a Unix socket or from this machine."""
+        client = self.scope.get("client")
+        return not client or ipaddress.ip_address(client[0]).is_loopback
 
     def header(self, name: bytes) -> str | None:
         for key, value in self.scope["headers"]:

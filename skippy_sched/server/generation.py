@@ -62,6 +62,17 @@ class Generation:
             stream.cancel()
 
     @property
+    def prompt_tokens(self) -> int:
+        """Known from the start; a prompt counts once, however many choices it has."""
+        pairs = zip(self.streams, self.orders, strict=True)
+        return sum(stream.request.prompt_tokens for stream, order in pairs if order.counts_prompt)
+
+    @property
+    def generated_tokens(self) -> int:
+        """So far, also of choices that were cut or are not told."""
+        return sum(stream.request.completion_tokens for stream in self.streams)
+
+    @property
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
         firsts = [

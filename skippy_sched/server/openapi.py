@@ -175,10 +175,10 @@ def _paths() -> Schema:
     return {
         "/v1/completions": _generate("CompletionRequest", "Completion"),
         "/v1/chat/completions": _generate("ChatRequest", "ChatCompletion"),
-        "/v1/models": {"get": _get("models", _json("Models"), 401, 503)},
+        "/v1/models": {"get": _get("models", _json("Models"), 401, 403, 503)},
         "/v1/models/{name}": {
             "parameters": [name],
-            "get": _get("model", _json("Model"), 401, 404, 503),
+            "get": _get("model", _json("Model"), 401, 403, 404, 503),
         },
         "/health": {"get": _get("health", _json("Status"), secured=False)},
         "/ready": {"get": ready},

@@ -2,6 +2,8 @@
 
 RequestError
 ├── Unauthorized          no key, or a wrong one
+├── Forbidden             the key has not the right
+├── RateLimited           the key has used up its rate
 ├── NotFound              no such route
 │   └── ModelNotFound     no such model
 ├── MethodNotAllowed      the route exists, the method does not
@@ -29,6 +31,20 @@ class ClientGone(Exception):
 class Unauthorized(InvalidRequest):
     http_status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    http_status = 403
+    type = "permission_error"
+
+
+class RateLimited(RequestError):
+    """``retry_after_s`` is exact: the time until the allowance is there."""
+
+    http_status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    should_retry = True
 
 
 class NotFound(RequestError):
