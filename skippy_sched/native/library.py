@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,6 +86,12 @@ def _version(triple: tuple[int, int, int]) -> str:
     return ".".join(str(number) for number in triple)
 
 
+@cache
+def _dlopen(path: str, inode: int) -> Any:
+    """cffi keeps all that it makes of a library for ever, so make it once per file."""
+    return ffi.dlopen(path)
+
+
 class Library:
     """A loaded libskippy. Never unloaded.
 
@@ -118,7 +124,7 @@ class Library:
         _bound_spinning()
         try:
             # Found by the linker's own search if it is a bare name: pass an absolute path.
-            lib = ffi.dlopen(str(path.absolute()))
+            lib = _dlopen(str(path.absolute()), path.stat().st_ino if path.exists() else 0)
         except OSError as error:
             raise LibraryError(f"cannot load {path}: {error}") from error
         if not hasattr(lib, "skippy_abi_version"):

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NewType
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -89,7 +89,8 @@ class Grammars:
     """Compiles grammars for one model's vocabulary; used by any thread."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        # Weak: an entry of _GRAMMARS must not keep its own key alive.
+        self._model: Model = proxy(model)
         self._words = -(-model.facts.n_vocab // 32)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
