@@ -123,6 +123,7 @@ class Request:
         "deadline_at",
         "drafted_tokens",
         "entry",
+        "entry_before",
         "error",
         "finish_reason",
         "finished_at",
@@ -187,6 +188,8 @@ class Request:
         #: have their cells there
         self.entry: Entry | None = None
         self.shared_tokens = 0
+        #: what it used, and how much of that, before ``entry`` was saved from its session
+        self.entry_before: tuple[Entry | None, int] = (None, 0)
         #: tokens whose state waits in host memory for a lane
         self.swapped_tokens = 0
         self.preemptions = 0

@@ -223,6 +223,7 @@ class State:
             request.entry.users -= 1
         if entry is not None:
             entry.users += 1
+        request.entry_before = (None, 0)
         request.entry = entry
         request.shared_tokens = 0 if self.cache.copies else shared_tokens
 
@@ -250,7 +251,9 @@ class State:
         entry = cache.add(tokens, now, salt, shared_tokens=request.shared_tokens, doubles=doubles)
         if entry is not None:
             self.commands.append(SavePrefix(request.key, entry.sequence_id, length))
+            before = (request.entry, request.shared_tokens)
             self._hold(request, entry, length)
+            request.entry_before = before
 
     def evict(self, tokens: int, *, ids: int = 0) -> None:
         """Drop least recently used prefixes until so many tokens (and ids) are free."""
@@ -261,10 +264,12 @@ class State:
             self.commands.append(DropPrefix(entry.sequence_id))
 
     def forget_prefix(self, sequence_id: int) -> None:
-        """Saving it failed: nobody may use it."""
+        """Saving it failed: nobody may use it, and whom it came from still uses what it did."""
         for request in (*self.prefilling.values(), *self.decoding.values()):
             if request.entry is not None and request.entry.sequence_id == sequence_id:
-                self._hold(request, None, 0)
+                entry, shared_tokens = request.entry_before
+                there = entry is not None and entry in self.cache.entries
+                self._hold(request, entry if there else None, shared_tokens if there else 0)
         for entry in self.cache.entries:
             if entry.sequence_id == sequence_id:
                 self.cache.remove(entry)
