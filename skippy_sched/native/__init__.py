@@ -14,10 +14,10 @@ from .activation import (
 from .batch import (
     DecodeRows,
     IterationBatch,
-    decode_step_frame_batch_sampled,
     iteration_batch_sampled,
 )
 from .cdef import ABI
+from .decode_batch import decode_step_frame_batch_sampled
 from .errors import (
     BufferTooSmall,
     ClosedError,

@@ -1,7 +1,8 @@
-"""One native call for many requests: the iteration batch and the decode batch.
+"""One native call for many requests: the iteration batch.
 
 Knows how entries become C arrays and answers become samples and frames. Counts move for all
-sessions of a call or for none. Does not choose entries: that is the planner's.
+sessions of a call or for none. Does not choose entries: that is the planner's. The decode batch,
+which has frames and one token of each session, is decode_batch.py's.
 """
 
 from __future__ import annotations
@@ -13,25 +14,15 @@ import numpy as np
 
 from .cdef import REQUEST_DTYPE, address_of, ffi
 from .errors import ClosedError, HostCheckError
-from .iteration import (
-    DecodeFrameBatchEntry,
-    DecodeFrameBatchOutput,
-    IterationBatchOutput,
-    IterationEntry,
-    collect_iteration_samples,
-)
+from .iteration import IterationBatchOutput, IterationEntry, collect_iteration_samples
 from .outputs import Outputs, array_address
-from .serial import (
-    decode_one_at_a_time,
-    frame_has_optional_parts,
-    iteration_one_at_a_time,
-    requires_one_at_a_time,
-)
+from .serial import frame_has_optional_parts, iteration_one_at_a_time
 from .state import added, int32_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .iteration import DecodeFrameBatchEntry
     from .library import Library
     from .sampling import SamplingConfig
     from .session import StageSession
@@ -41,13 +32,18 @@ _ROWS = 64  # rows to start with; the arrays grow to the largest batch seen
 
 class DecodeRows:
     """Rows that stay the same from one iteration to the next but for their tokens: one token of
-    each session at its position, sampled. Make another one when a session comes or goes."""
+    each session at its position, sampled. Make another one when a session comes or goes.
+
+    `addresses` and `counts` are the sessions' handles and token counts after the last run.
+    """
 
     def __init__(
         self, sessions: Sequence[StageSession], sampling: Sequence[SamplingConfig | None]
     ) -> None:
         self.sessions = sessions
         self.sampling = sampling
+        self.addresses: list[int] = []
+        self.counts: list[int] = []
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -105,10 +101,13 @@ class IterationBatch:
         has_inputs = inputs.count(None) != rows
         if True in alone or (has_inputs and any(map(frame_has_optional_parts, inputs))):
             return iteration_one_at_a_time(entries)
-        addresses = self._begin(rows, sessions)
+        addresses = [session.address for session in sessions]
+        if 0 in addresses:
+            refuse_closed(sessions)
+        self._begin(rows)
         column = self._column
         column["session"][:rows] = addresses
-        column["sampling"][:rows] = _sampling_addresses(entries)
+        column["sampling"][:rows] = sampling_addresses(entries)
         column["sample_last"][:rows] = [entry.sample_last for entry in entries]
         lengths = self._write_tokens([entry.token_ids for entry in entries])
         positions = self._write_positions([entry.positions for entry in entries])
@@ -137,21 +136,21 @@ class IterationBatch:
         kept, rows = len(decodes), len(decodes) + len(entries)
         if not rows:
             return []
-        sessions = [*decodes.sessions, *(entry.session for entry in entries)]
-        if 0 in [session.address for session in sessions]:
-            _refuse_closed(sessions)
-        lengths = [len(entry.token_ids) for entry in entries]
+        addresses = [session.address for session in decodes.sessions]
+        if 0 in addresses:
+            refuse_closed(decodes.sessions)
         counts = [session.token_count + 1 for session in decodes.sessions]
-        counts += [
+        added(max(counts, default=0), 0)
+        lengths = [len(entry.token_ids) for entry in entries]
+        updated = [
             added(entry.session.token_count, length)
             for entry, length in zip(entries, lengths, strict=True)
         ]
-        added(max(counts), 0)
         total = kept + sum(lengths)
         if total > len(self._tokens):
             self._reserve_tokens(max(total, 2 * len(self._tokens)))
         if rows > self._rows or self._written is not decodes:
-            self._write_decodes(decodes, rows)
+            self._write_decodes(decodes, addresses, rows)
         try:
             self._tokens[:kept] = tokens
             end = kept
@@ -163,12 +162,15 @@ class IterationBatch:
             raise HostCheckError(f"token_ids must be 32-bit integers: {error}") from None
         self._execute(rows, None)
         samples = self._aligned_samples(rows)
-        for session, count in zip(sessions, counts, strict=True):
+        decodes.addresses, decodes.counts = addresses, counts
+        for session, count in zip(decodes.sessions, counts, strict=True):
             session.token_count = count
+        for entry, count in zip(entries, updated, strict=True):
+            entry.session.token_count = count
         return samples
 
-    def _write_decodes(self, decodes: DecodeRows, rows: int) -> None:
-        addresses = self._begin(rows, decodes.sessions)
+    def _write_decodes(self, decodes: DecodeRows, addresses: list[int], rows: int) -> None:
+        self._begin(rows)
         kept, column = len(decodes), self._column
         column["session"][:kept] = addresses
         column["sampling"][:kept] = [0 if s is None else s.address for s in decodes.sampling]
@@ -193,15 +195,11 @@ class IterationBatch:
         column["token_count"][row] = length
         column["token_ids"][row] = start * self._tokens.itemsize + self._tokens_address
 
-    def _begin(self, rows: int, sessions: Sequence[StageSession]) -> list[int]:
-        """Room for so many rows, all to be written anew; the sessions' addresses."""
+    def _begin(self, rows: int) -> None:
+        """Room for so many rows, all to be written anew."""
         if rows > self._rows:
             self._reserve_rows(max(rows, 2 * self._rows))
         self._written = None
-        addresses = [session.address for session in sessions]
-        if 0 in addresses:
-            _refuse_closed(sessions)
-        return addresses
 
     def _write_tokens(self, token_ids: list[Any]) -> list[int]:
         """Put all token ids into one array and point the rows at it; their lengths."""
@@ -312,7 +310,7 @@ class IterationBatch:
         return aligned
 
 
-def _sampling_addresses(
+def sampling_addresses(
     entries: Sequence[IterationEntry | DecodeFrameBatchEntry],
 ) -> list[int]:
     """Addresses of the C forms, 0 for greedy; a refused one is named with its request."""
@@ -328,7 +326,7 @@ def _sampling_addresses(
         raise
 
 
-def _refuse_closed(sessions: Sequence[StageSession]) -> None:
+def refuse_closed(sessions: Sequence[StageSession]) -> None:
     for index, session in enumerate(sessions):
         if session.closed:
             raise ClosedError(f"request {index}: its session is closed")
@@ -339,83 +337,3 @@ def iteration_batch_sampled(entries: Sequence[IterationEntry]) -> IterationBatch
     if not entries:
         return IterationBatchOutput([], [])
     return entries[0].session.model.batch.run(entries)
-
-
-def decode_step_frame_batch_sampled(
-    entries: Sequence[DecodeFrameBatchEntry],
-) -> list[DecodeFrameBatchOutput]:
-    """Run one token of every entry as one native batch, or one entry at a time where a batch is
-    not possible. Raises as `IterationBatch.run`.
-
-    On an exporting stage it is an iteration batch: there the native decode batch would fail for
-    want of samples, after it had advanced every session.
-    """
-    if not entries:
-        return []
-    if any(map(requires_one_at_a_time, entries)):
-        return decode_one_at_a_time(entries)
-    if not all(entry.session.terminal_stage for entry in entries):
-        return _decode_as_iteration(entries)
-    sessions = [entry.session for entry in entries]
-    if not all(session.address for session in sessions):
-        _refuse_closed(sessions)
-    return _decode_batch(entries, sessions)
-
-
-def _decode_as_iteration(
-    entries: Sequence[DecodeFrameBatchEntry],
-) -> list[DecodeFrameBatchOutput]:
-    output = iteration_batch_sampled(
-        [
-            IterationEntry(entry.session, [entry.token_id], (), entry.sampling, entry.input)
-            for entry in entries
-        ]
-    )
-    predicted = dict(output.samples)
-    return [
-        DecodeFrameBatchOutput(predicted.get(index, -1), frame)
-        for index, frame in enumerate(output.request_outputs)
-    ]
-
-
-def _decode_batch(
-    entries: Sequence[DecodeFrameBatchEntry], sessions: Sequence[StageSession]
-) -> list[DecodeFrameBatchOutput]:
-    rows = len(entries)
-    model = sessions[0].model
-    sampling = np.array(_sampling_addresses(entries), dtype=np.uint64)
-    handles = np.array([session.address for session in sessions], dtype=np.uint64)
-    tokens = int32_array([entry.token_id for entry in entries], "token_id")
-    kept = [(None, None) if e.input is None else e.input.pointers() for e in entries]
-    descs = np.array([0 if d is None else address_of(d) for d, _ in kept], dtype=np.uint64)
-    payloads = np.array([0 if p is None else address_of(p) for _, p in kept], dtype=np.uint64)
-    updated = [added(session.token_count, 1) for session in sessions]
-    outputs = Outputs(rows)
-    predicted: np.ndarray[Any, Any] = np.zeros(rows, dtype=np.int32)
-    slot = model.library.error_slot()
-    outputs.execute(
-        "skippy_decode_step_frame_batch_sampled",
-        rows,
-        None,
-        slot,
-        lambda raw_descs: model.lib.skippy_decode_step_frame_batch_sampled(
-            ffi.from_buffer("struct skippy_session *[]", handles),
-            ffi.from_buffer("int32_t[]", tokens),
-            ffi.from_buffer("struct skippy_sampling_config *[]", sampling),
-            ffi.from_buffer("struct skippy_activation_desc *[]", descs),
-            ffi.from_buffer("void *[]", payloads),
-            raw_descs,
-            ffi.from_buffer("void *[]", outputs.pointers),
-            ffi.from_buffer("size_t[]", outputs.capacities),
-            ffi.from_buffer("size_t[]", outputs.needed),
-            ffi.from_buffer("int32_t[]", predicted),
-            rows,
-            rows,
-            slot.out,
-        ),
-    )
-    for session, count in zip(sessions, updated, strict=True):
-        session.token_count = count
-    frames = outputs.frames(rows)
-    frames = frames() if callable(frames) else frames
-    return list(map(DecodeFrameBatchOutput, predicted.tolist(), frames))

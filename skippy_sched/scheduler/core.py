@@ -215,11 +215,8 @@ class Scheduler:
             if request.planned_at is None:
                 request.planned_at = now
         self._measure_drain(chosen, now)
-        decode_keys, decode_tokens = [], []
         for request in chosen.decodes:
             request.in_flight = 1
-            decode_keys.append(request.key)
-            decode_tokens.append(request.tokens[-1])
         chunk_requests = []
         for chunk in chosen.chunks:
             request = state.prefilling[chunk.key]
@@ -233,8 +230,8 @@ class Scheduler:
         iteration = Iteration(
             self._next_number,
             state.take_commands(),
-            decode_keys,
-            decode_tokens,
+            [request.key for request in chosen.decodes],
+            [request.tokens[-1] for request in chosen.decodes],
             chosen.chunks,
             chosen.verifies,
         )

@@ -69,8 +69,7 @@ class _Planner:
         self.choose_decodes()
         if self.cells is not None:
             self.make_room_for_decodes()
-        for request in self.decodes:
-            self.attended += request.computed
+        self.attended = sum([request.computed for request in self.decodes])
         assert len(self.decodes) <= self.budget.tokens, "the token budget is at least the lanes"
         self.left = self.budget.tokens - len(self.decodes)
         self.left_s = self.budget.prefill_s(len(self.decodes), self.attended)
@@ -124,13 +123,12 @@ class _Planner:
     # --- running requests -------------------------------------------------------------------------
 
     def choose_decodes(self) -> None:
-        for request in self.state.decoding.values():
-            if request.in_flight:
-                self.waits[request.key] = Wait.OUTCOME
-            elif request.paused:
-                self.waits[request.key] = Wait.CONSUMER
-            else:
-                self.decodes.append(request)
+        decoding = self.state.decoding.values()
+        self.decodes = [r for r in decoding if not (r.in_flight or r.paused)]
+        if len(self.decodes) < len(decoding):
+            for r in decoding:
+                if r.in_flight or r.paused:
+                    self.waits[r.key] = Wait.OUTCOME if r.in_flight else Wait.CONSUMER
         groups = self.state.limits.groups
         if groups > 1:
             self.keep_share(-(-len(self.state.decoding) // groups))

@@ -195,17 +195,17 @@ class ModelRunner:
 
     def _is_sound(self, tokens: Sequence[int], entries: Sequence[IterationEntry]) -> bool:
         """Whether all samples are tokens and all sessions are where they are counted to be."""
-        kept = self._decodes.sessions
-        samples = [
-            *tokens[: len(kept)],
-            *(t for t, e in zip(tokens[len(kept) :], entries, strict=True) if e.sample_last),
-        ]
+        decodes, position = self._decodes, self.stages[0].model.library.session_position
+        if list(map(position, decodes.addresses)) != decodes.counts:
+            return False
+        samples = tokens[: len(decodes)]
         if samples and not (min(samples) >= 0 and max(samples) < self._vocabulary):
             return False
-        sessions = [*kept, *(entry.session for entry in entries)]
-        position = self.stages[0].model.library.session_position
-        counts = [session.token_count for session in sessions]
-        return list(map(position, [session.address for session in sessions])) == counts
+        return all(
+            position(entry.session.address) == entry.session.token_count
+            and (not entry.sample_last or 0 <= token < self._vocabulary)
+            for token, entry in zip(tokens[len(decodes) :], entries, strict=True)
+        )
 
     def _rows_of(self, iteration: Iteration, stage: Stage) -> list[Row]:
         """The rows of an iteration that has run on its only stage."""
