@@ -38,7 +38,7 @@ from skippy_sched.scheduler.publisher import Publisher
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
 from skippy_sched.scheduler.stream import Stream
-from skippy_sched.scheduler.text import TextAssembler
+from skippy_sched.scheduler.text import Pieces, TextAssembler
 
 log = structlog.get_logger("skippy_sched.engine")
 
@@ -125,7 +125,7 @@ class Engine:
         #: the requests by id, to explain them
         self.requests = Requests(self._scheduler, clock)
         self._publisher = Publisher(self._scheduler, self.requests, clock, observer)
-        self._pieces: dict[int, bytes] = {}
+        self._pieces = Pieces(self._spell)
         self._outcomes: deque[Outcome] = deque()
         self._submitted_at: dict[int, float] = {}
         self._last_iteration_at: float | None = None
@@ -180,7 +180,7 @@ class Engine:
         self._check_abilities(params)
         request = self._intake.request(tokens, params, request_id, self._clock.now())
         self._scheduler.submit(request)
-        stream = Stream(self, request, TextAssembler(self.piece, params.stop))
+        stream = Stream(self, request, TextAssembler(self._pieces, params.stop))
         self._publisher.add(stream)
         self._wake.set()
         return stream
@@ -243,12 +243,13 @@ class Engine:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for tokens that are not for a reader."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            model = self._native.model
-            hidden = token in self._end_tokens or model.is_control(token)
-            piece = self._pieces[token] = b"" if hidden else model.detokenize([token])
-        return piece
+        piece = self._pieces[token]
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def _spell(self, token: int) -> bytes:
+        model = self._native.model
+        hidden = token in self._end_tokens or model.is_control(token)
+        return b"" if hidden else model.detokenize([token])
 
     def token_of(self, text: str) -> int | None:
         """The one token that is written so, if there is one."""

@@ -14,10 +14,8 @@ from skippy_sched.scheduler.explain import Requests
 from skippy_sched.scheduler.iteration import Outcome
 from skippy_sched.scheduler.observe import IterationRecord, Observer, RequestRecord
 from skippy_sched.scheduler.reconcile import Reconciled
-from skippy_sched.scheduler.request import Event, Request, TokenLogprobs
+from skippy_sched.scheduler.request import Event, Request
 from skippy_sched.scheduler.stream import Stream
-
-_NO_TOKEN = Event((), "")
 
 
 class Publisher:
@@ -51,12 +49,14 @@ class Publisher:
             stream = streams.get(request.key)
             if stream is None:
                 continue
-            text = stream.assembler.push(token)
-            if stream.assembler.stopped_by is not None:
+            assembler = stream.assembler
+            text = assembler.push(token)
+            if assembler.stopped_by is not None:
                 self._apply_stop(request, stream)
             event = Event((token,), text)
             if logprobs and request.key in logprobs:
-                event = _with_logprobs(event, request, logprobs[request.key])
+                event.logprobs = logprobs[request.key]
+                event.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
             if request.status.is_final:
                 self.end(request, event)
             elif not stream.push(event):
@@ -84,7 +84,7 @@ class Publisher:
         if stop is not None:
             self._scheduler.stop(request, stop, self._clock.now(), behind)
 
-    def end(self, request: Request, last: Event = _NO_TOKEN) -> None:
+    def end(self, request: Request, last: Event | None = None) -> None:
         """Give the terminal answer, once, and forget the request."""
         stream = self._streams.pop(request.key, None)
         if stream is None:
@@ -92,16 +92,13 @@ class Publisher:
         if request.error is not None:
             stream.fail(request.error)
         else:
-            text = last.text + stream.assembler.flush()
+            event = last or Event((), "")
+            event.text += stream.assembler.flush()
             self._apply_stop(request, stream)
-            stream.push(
-                last._replace(
-                    text=text,
-                    finish_reason=request.finish_reason,
-                    stop_reason=request.stop_reason,
-                    usage=request.usage,
-                )
-            )
+            event.finish_reason = request.finish_reason
+            event.stop_reason = request.stop_reason
+            event.usage = request.usage
+            stream.push(event)
         if not self._streams:
             self.idle.set()
         self._requests.on_end(request)
@@ -138,11 +135,6 @@ class Publisher:
                 reconciled.gaps_s,
             )
         )
-
-
-def _with_logprobs(event: Event, request: Request, logprobs: TokenLogprobs) -> Event:
-    of_prompt, request.prompt_logprobs = request.prompt_logprobs, []
-    return event._replace(logprobs=logprobs, prompt_logprobs=of_prompt)
 
 
 def _receipt(request: Request) -> RequestRecord:

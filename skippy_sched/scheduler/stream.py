@@ -32,6 +32,7 @@ class Stream:
         "_engine",
         "_error",
         "_events",
+        "_new_waiter",
         "_waiter",
         "assembler",
         "request",
@@ -44,6 +45,7 @@ class Stream:
         self._buffer_tokens = engine.stream_buffer_tokens
         self._events: deque[Event] = deque()
         self._buffered = 0  # tokens of these
+        self._new_waiter = asyncio.get_running_loop().create_future
         self._waiter: asyncio.Future[None] | None = None
         self._error: RequestError | None = None
         self._ended = False
@@ -70,7 +72,7 @@ class Stream:
             if self._ended:
                 raise StopAsyncIteration
             assert self._waiter is None, "a stream has one consumer"
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._new_waiter()
             try:
                 await self._waiter
             finally:

@@ -6,7 +6,25 @@ Works on one stream. Knows bytes and characters; does not know where tokens come
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+
+class Pieces(dict[int, str | bytes]):
+    """What each token adds to a text: characters, or bytes that are not whole characters."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        """``spell`` is asked once for each token."""
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token: int) -> str | bytes:
+        piece = self._spell(token)
+        try:
+            known: str | bytes = piece.decode()
+        except UnicodeDecodeError:
+            known = piece
+        self[token] = known
+        return known
 
 
 class TextAssembler:
@@ -17,10 +35,10 @@ class TextAssembler:
     is held back too, and nothing at or after a match is ever given out.
     """
 
-    __slots__ = ("_decoder", "_held", "_is_partial", "_piece", "_stops", "stopped_by")
+    __slots__ = ("_decoder", "_held", "_is_partial", "_pieces", "_stops", "stopped_by")
 
-    def __init__(self, piece: Callable[[int], bytes], stops: Iterable[str] = ()) -> None:
-        self._piece = piece
+    def __init__(self, pieces: Mapping[int, str | bytes], stops: Iterable[str] = ()) -> None:
+        self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_partial = False  # whether the decoder holds bytes back
         self._stops = tuple(stops)
@@ -29,16 +47,12 @@ class TextAssembler:
 
     def push(self, token: int) -> str:
         """The text that this token sets free; empty after a stop string has matched."""
-        if self.stopped_by is not None:
-            return ""
-        piece = self._piece(token)
-        if not self._is_partial and piece.isascii():
-            text = piece.decode("ascii")
-        else:
-            text = self._decoder.decode(piece)
-            self._is_partial = bool(self._decoder.getstate()[0])
+        piece = self._pieces[token]
+        text = self._decode(piece) if self._is_partial or isinstance(piece, bytes) else piece
         if not self._stops:
             return text
+        if self.stopped_by is not None:
+            return ""
         text = self._held + text
         keep_from = len(text) - self._could_become_stop(text)
         match = self._first_match(text)
@@ -53,6 +67,11 @@ class TextAssembler:
         text, self._held = self._held, ""
         match = self._first_match(text)
         return text if match is None else self._stop(text, match)
+
+    def _decode(self, piece: str | bytes) -> str:
+        text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
+        self._is_partial = bool(self._decoder.getstate()[0])
+        return text
 
     def _stop(self, text: str, match: tuple[int, str]) -> str:
         start, self.stopped_by = match

@@ -19,6 +19,9 @@ from skippy_sched.server.problems import BodyTimeout, ClientGone, PayloadTooLarg
 
 Header = tuple[bytes, bytes]
 
+#: A sender slower than this holds a connection for nothing.
+BODY_TIMEOUT_S = 60.0
+
 #: Of a body that is too large, so much more is read and dropped before the answer: a client that
 #: is still sending would otherwise see a reset connection in place of the answer.
 OVERRUN_BYTES_MAX = 8 * 2**20
@@ -55,11 +58,6 @@ class Exchange:
         client = self.scope.get("client")
         return not client or ipaddress.ip_address(client[0]).is_loopback
 
-    @property
-    def is_surplus(self) -> bool:
-        """Whether its connection is one more than there should be."""
-        return bool(self.scope.get("state", {}).get("is_surplus"))
-
     def header(self, name: bytes) -> str | None:
         for key, value in self.scope["headers"]:
             if key == name:
@@ -69,7 +67,7 @@ class Exchange:
 
     # --- in -------------------------------------------------------------------------------------
 
-    async def body(self, limit: int, timeout_s: float) -> bytes:
+    async def body(self, limit: int) -> bytes:
         """The request's body; raises PayloadTooLarge, BodyTimeout or ClientGone."""
         announced = self.header(b"content-length") or ""
         if announced.isdigit() and int(announced) > limit:
@@ -79,7 +77,7 @@ class Exchange:
         size = 0
         more = True
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 while more and size <= limit:
                     message = await self._next_part()
                     part = message.get("body", b"")
@@ -88,8 +86,7 @@ class Exchange:
                     more = message.get("more_body", False)
         except TimeoutError:
             raise BodyTimeout(
-                f"the body did not arrive within {timeout_s:g} s (server.body_timeout_s; "
-                f"{size} bytes came)"
+                f"the body did not arrive within {BODY_TIMEOUT_S:g} s ({size} bytes came)"
             ) from None
         if size > limit:
             parts.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -55,9 +55,9 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts, as the exposition wants them."""
@@ -110,8 +110,6 @@ class Metrics(Collector):
         self._engine: Engine | None = None
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._cut: Counter[str] = Counter()
-        self._connections: Callable[[], int] | None = None
         #: name, documentation, labels of its own, histogram
         self._histograms: list[tuple[str, str, dict[str, str], Histogram]] = []
         seconds = self._seconds
@@ -140,9 +138,6 @@ class Metrics(Collector):
     def watch(self, engine: Engine) -> None:
         self._engine = engine
 
-    def watch_connections(self, count: Callable[[], int]) -> None:
-        self._connections = count
-
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """Content type and text of a scrape."""
         encode, content_type = choose_encoder(accept)
@@ -162,8 +157,9 @@ class Metrics(Collector):
     # --- fed ------------------------------------------------------------------------------------
 
     def on_iteration(self, record: IterationRecord) -> None:
-        for gap_s in record.token_gaps:
-            self._itl.observe(gap_s)
+        # Streams that decode side by side have the same gap to the last digit.
+        for gap_s, streams in Counter(record.token_gaps).items():
+            self._itl.observe(gap_s, streams)
         if record.decode_requests:
             self._batch.observe(record.decode_requests)
         self._tokens.observe(record.prefill_tokens + record.decode_requests + record.draft_tokens)
@@ -193,9 +189,6 @@ class Metrics(Collector):
     def count_refusal(self, error: RequestError) -> None:
         self._refused[error.code or str(error.http_status)] += 1
 
-    def count_cut(self, reason: str) -> None:
-        self._cut[reason] += 1
-
     async def probe_lag(self) -> None:
         """Measure how late the event loop wakes a sleeper; runs until cancelled."""
         while True:
@@ -213,11 +206,6 @@ class Metrics(Collector):
         )
         yield self._counter(
             "requests_refused", "Requests answered with an error status.", "reason", self._refused
-        )
-        if self._connections is not None:
-            yield self._gauge("connections", "Open connections.", self._connections())
-        yield self._counter(
-            "connections_cut", "Connections ended by the daemon.", "reason", self._cut
         )
         yield from self._collect_histograms()
 

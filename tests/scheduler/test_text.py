@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skippy_sched.scheduler.text import TextAssembler
+from skippy_sched.scheduler.text import Pieces, TextAssembler
 
 
 def deltas(pieces: list[bytes], stops: list[str] | None = None) -> list[str]:
-    assembler = TextAssembler(lambda token: pieces[token], stops or ())
+    assembler = TextAssembler(Pieces(pieces.__getitem__), stops or ())
     given_out = [assembler.push(token) for token in range(len(pieces))]
     return [*given_out, assembler.flush()]
 
@@ -74,7 +74,7 @@ def test_streamed_text_is_the_text_before_the_first_match(
     starts = [text.find(stop) for stop in stops if stop in text]
     expected = text[: min(starts)] if starts else text
     pieces = cut(text.encode(), cuts)
-    assembler = TextAssembler(lambda token: pieces[token], stops)
+    assembler = TextAssembler(Pieces(pieces.__getitem__), stops)
     out = ""
     for token in range(len(pieces)):
         out += assembler.push(token)
