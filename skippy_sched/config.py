@@ -159,6 +159,18 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="port to listen on; 0 takes a free one"
     )
+    unix_socket: str | None = Field(
+        None, min_length=1, description="path of a Unix socket to listen on instead of a port"
+    )
+    unix_socket_mode: str = Field(
+        "0660",
+        pattern=r"^0?[0-7]{3}$",
+        description="who may connect to the Unix socket, as octal permissions",
+    )
+    tls_cert: str | None = Field(
+        None, description="PEM file with the certificate and its chain; set: HTTPS only"
+    )
+    tls_key: str | None = Field(None, description="PEM file with its key, unencrypted")
     api_keys: tuple[SecretStr, ...] = Field(
         (),
         strict=False,
@@ -178,12 +190,32 @@ class ServerSection(Section):
     body_limit_bytes: Annotated[int, Field(ge=1024)] = Field(
         4 * 2**20, description="largest request body"
     )
+    connections_max: Count = Field(
+        4096, description="open connections; on one more, requests are refused with 503"
+    )
+    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="seconds that a request's head may take to arrive"
+    )
+    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="seconds that a request's body may take to arrive"
+    )
+    write_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        30.0,
+        description="seconds that a client may let 64 kB wait unread before its connection is "
+        "cut and its request cancelled",
+    )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="seconds that running requests get to finish at shutdown"
     )
     keep_alive_comment_s: Annotated[float, Field(gt=0)] = Field(
         15.0, description="seconds between comments on a stream whose request waits"
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServerSection:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("TLS needs both tls_cert and tls_key; set the other one, too")
+        return self
 
 
 class LogSection(Section):

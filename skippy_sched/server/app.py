@@ -31,6 +31,7 @@ from skippy_sched.server.problems import (
     Loading,
     MethodNotAllowed,
     NotFound,
+    TooManyConnections,
     UnsupportedMediaType,
     error_headers,
     error_object,
@@ -43,6 +44,9 @@ log = structlog.get_logger("skippy_sched.server")
 
 #: Without an iteration for so long while requests wait or run, the engine is not making progress.
 STALL_S = 30.0
+
+#: Who watches the daemon must reach it when nobody else does.
+ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
 
 #: Unknown fields named in a header or in the log, at most: names come from clients.
 IGNORED_SHOWN_MAX = 10
@@ -77,14 +81,14 @@ class App:
         """Raises ConfigError when there is no keyring and the keys file is wrong."""
         self.served: ServedModel | None = None
         self.is_draining = False
+        #: may be exchanged while it serves
+        self.section = config.server
         #: the engine's observer, which hands everything on to the metrics
         self.live = Live(metrics)
         self._metrics = metrics
         self._page = Page()
         self._random = generator or clock.random_generator()
         self._keyring = keyring or Keyring(config.server)
-        self._body_limit = config.server.body_limit_bytes
-        self._idle_s = config.server.keep_alive_comment_s
         self._fingerprint = f"skippy-sched-{version('skippy-sched')}"
         self._ignored_logged: set[str] = set()
         self._document: dict[str, object] | None = None
@@ -123,6 +127,11 @@ class App:
 
     async def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if exchange.is_surplus and exchange.path not in ALWAYS_ANSWERED:
+                raise TooManyConnections(
+                    f"{self.section.connections_max} connections are open already "
+                    "(server.connections_max); close some, or come back later"
+                )
             await self._router(scope, receive, send)
         except ClientGone:
             return
@@ -162,12 +171,16 @@ class App:
     async def _completions(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, CompletionRequest)
         head = self._head(exchange, served, request, "cmpl-")
-        await endpoints.completions(exchange, served, request, head, self._idle_s)
+        await endpoints.completions(
+            exchange, served, request, head, self.section.keep_alive_comment_s
+        )
 
     async def _chat(self, exchange: Exchange) -> None:
         served, request = await self._accept(exchange, ChatRequest)
         head = self._head(exchange, served, request, "chatcmpl-")
-        await endpoints.chat_completions(exchange, served, request, head, self._idle_s)
+        await endpoints.chat_completions(
+            exchange, served, request, head, self.section.keep_alive_comment_s
+        )
 
     async def _embeddings(self, exchange: Exchange) -> None:
         self._key(exchange)
@@ -184,7 +197,7 @@ class App:
             )
         if exchange.header(b"content-encoding") not in (None, "identity"):
             raise UnsupportedMediaType("compressed bodies are not supported")
-        request = parse(kind, await exchange.body(self._body_limit))
+        request = parse(kind, await self._body(exchange))
         endpoints.check_model(served, request.model)
         if request.ignored:
             self._tell_ignored(exchange, request.ignored)
@@ -193,6 +206,13 @@ class App:
             request = key.admit(request, now())
             exchange.charge = lambda tokens: key.charge(tokens, now())
         return served, request
+
+    @property
+    def _idle_s(self) -> float:
+        return self.section.keep_alive_comment_s
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        return await exchange.body(self.section.body_limit_bytes, self.section.body_timeout_s)
 
     def _tell_ignored(self, exchange: Exchange, fields: list[str]) -> None:
         names = [_NOT_A_NAME.sub("?", name[:40]) for name in fields[:IGNORED_SHOWN_MAX]]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import os
 import signal
 import socket
@@ -16,18 +14,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import partial
 
 import structlog
 import uvicorn
 import uvloop
 
-from skippy_sched.config import Config, ServerSection
+from skippy_sched.config import Config
 from skippy_sched.default_model import Progress, with_model_path
-from skippy_sched.errors import AddressUnavailable, RequestError, StartupError
+from skippy_sched.errors import RequestError, StartupError
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.app import App
+from skippy_sched.server.connection import Bounds, Connection
 from skippy_sched.server.keys import Keyring
+from skippy_sched.server.listener import BACKLOG, is_local, listen, make_room, remove, tls_context
+from skippy_sched.server.listener import url as listener_url
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.receipts import Receipts
 from skippy_sched.server.served_model import model_name, serve_model
@@ -35,8 +37,6 @@ from skippy_sched.server.systemd import Notifier
 
 log = structlog.get_logger("skippy_sched.daemon")
 
-#: Connections that the kernel holds while the loop is busy.
-BACKLOG = 2048
 #: Longer than clients keep unused connections, so that it is they who close them.
 KEEP_ALIVE_S = 75
 #: What readers get to take the last bytes after their requests have ended.
@@ -60,40 +60,10 @@ def serve(config: Config, progress: Progress | None = None) -> int:
     """Run the daemon to its end and return its exit code; raises StartupError."""
     listener = listen(config.server)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, listener, progress).run())
-
-
-def listen(section: ServerSection) -> socket.socket:
-    """A listening socket; raises AddressUnavailable.
-
-    Made before anything is loaded, so that a port in use is known at once.
-    """
-    host, port = section.host, section.port
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise AddressUnavailable(
-            f"no such address {host!r} (server.host): {error.strerror}"
-        ) from error
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise AddressUnavailable(f"cannot listen on {host}:{port}: {_why(error)}") from error
-    return listener
-
-
-def _why(error: OSError) -> str:
-    hints = {
-        errno.EADDRINUSE: "it is in use; stop the other process or choose another --port",
-        errno.EACCES: "not allowed; ports below 1024 need privileges, choose another --port",
-        errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
-    }
-    return hints.get(error.errno or 0, str(error.strerror))
+        try:
+            return runner.run(Daemon(config, listener, progress).run())
+        finally:
+            remove(config.server)
 
 
 class _Server(uvicorn.Server):
@@ -113,28 +83,36 @@ class Daemon:
         self._metrics = Metrics(model_name(config))
         self._keyring = Keyring(config.server)
         self._app = App(config, self._metrics, self._keyring)
-        self._server = _Server(
-            uvicorn.Config(
-                self._app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LAST_BYTES_S,
-            )
-        )
+        self._tls = tls_context(config.server)
+        room = make_room(config.server.connections_max)
+        self._bounds = Bounds(config.server, room, self._metrics.count_cut)
+        self._server = _Server(self._uvicorn_config())
+        self._metrics.watch_connections(lambda: len(self._server.server_state.connections))
         self._systemd = Notifier(os.environ)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         #: the same as ``_stop``, for threads
         self._stop_loading = threading.Event()
         self._cut = 0
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        config = uvicorn.Config(
+            self._app,
+            http=partial(Connection, self._bounds),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_BYTES_S,
+        )
+        config.load()
+        config.ssl = self._tls
+        return config
 
     async def run(self) -> int:
         """Raises StartupError."""
@@ -195,7 +173,7 @@ class Daemon:
             return await self._until_end(engine)
 
     def _announce(self, engine: Engine) -> None:
-        url = _url(self._listener)
+        url = listener_url(self._listener, self._config.server)
         assert self._app.served is not None
         name = self._app.served.name
         log.info(
@@ -205,14 +183,15 @@ class Daemon:
             lanes=engine.facts.lane_count,
             context_tokens=engine.context_tokens,
         )
-        if self._keyring.is_open and not _is_loopback(self._listener):
+        if self._keyring.is_open and not is_local(self._listener):
             log.warning(
                 "open_to_all",
                 hint="anyone who reaches this address can use it; set server.api_keys",
             )
         if sys.stderr.isatty():
             sys.stderr.write(
-                f"try:  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d "
+                f"try:  curl -N {_for_curl(url)}/v1/chat/completions "
+                "-H 'content-type: application/json' -d "
                 """'{"stream": true, "messages": [{"role": "user", "content": "Hello!"}]}'\n"""
             )
 
@@ -265,10 +244,6 @@ def _exit_within(seconds: float, code: ExitCode) -> None:
     timer.start()
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+def _for_curl(url: str) -> str:
+    scheme, _, path = url.partition(":")
+    return f"--unix-socket {path} http://localhost" if scheme == "unix" else url

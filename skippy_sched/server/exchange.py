@@ -19,9 +19,6 @@ from skippy_sched.server.problems import BodyTimeout, ClientGone, PayloadTooLarg
 
 Header = tuple[bytes, bytes]
 
-#: A sender slower than this holds a connection for nothing.
-BODY_TIMEOUT_S = 60.0
-
 #: Of a body that is too large, so much more is read and dropped before the answer: a client that
 #: is still sending would otherwise see a reset connection in place of the answer.
 OVERRUN_BYTES_MAX = 8 * 2**20
@@ -58,6 +55,11 @@ class Exchange:
         client = self.scope.get("client")
         return not client or ipaddress.ip_address(client[0]).is_loopback
 
+    @property
+    def is_surplus(self) -> bool:
+        """Whether its connection is one more than there should be."""
+        return bool(self.scope.get("state", {}).get("is_surplus"))
+
     def header(self, name: bytes) -> str | None:
         for key, value in self.scope["headers"]:
             if key == name:
@@ -67,7 +69,7 @@ class Exchange:
 
     # --- in -------------------------------------------------------------------------------------
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, timeout_s: float) -> bytes:
         """The request's body; raises PayloadTooLarge, BodyTimeout or ClientGone."""
         announced = self.header(b"content-length") or ""
         if announced.isdigit() and int(announced) > limit:
@@ -77,7 +79,7 @@ class Exchange:
         size = 0
         more = True
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while more and size <= limit:
                     message = await self._next_part()
                     part = message.get("body", b"")
@@ -86,7 +88,8 @@ class Exchange:
                     more = message.get("more_body", False)
         except TimeoutError:
             raise BodyTimeout(
-                f"the body did not arrive within {BODY_TIMEOUT_S:g} s ({size} bytes came)"
+                f"the body did not arrive within {timeout_s:g} s (server.body_timeout_s; "
+                f"{size} bytes came)"
             ) from None
         if size > limit:
             parts.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -110,6 +110,8 @@ class Metrics(Collector):
         self._engine: Engine | None = None
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self._cut: Counter[str] = Counter()
+        self._connections: Callable[[], int] | None = None
         #: name, documentation, labels of its own, histogram
         self._histograms: list[tuple[str, str, dict[str, str], Histogram]] = []
         seconds = self._seconds
@@ -137,6 +139,9 @@ class Metrics(Collector):
 
     def watch(self, engine: Engine) -> None:
         self._engine = engine
+
+    def watch_connections(self, count: Callable[[], int]) -> None:
+        self._connections = count
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """Content type and text of a scrape."""
@@ -189,6 +194,9 @@ class Metrics(Collector):
     def count_refusal(self, error: RequestError) -> None:
         self._refused[error.code or str(error.http_status)] += 1
 
+    def count_cut(self, reason: str) -> None:
+        self._cut[reason] += 1
+
     async def probe_lag(self) -> None:
         """Measure how late the event loop wakes a sleeper; runs until cancelled."""
         while True:
@@ -206,6 +214,11 @@ class Metrics(Collector):
         )
         yield self._counter(
             "requests_refused", "Requests answered with an error status.", "reason", self._refused
+        )
+        if self._connections is not None:
+            yield self._gauge("connections", "Open connections.", self._connections())
+        yield self._counter(
+            "connections_cut", "Connections ended by the daemon.", "reason", self._cut
         )
         yield from self._collect_histograms()
 

@@ -7,9 +7,13 @@ RequestError
 ├── NotFound              no such route
 │   └── ModelNotFound     no such model
 ├── MethodNotAllowed      the route exists, the method does not
+├── BadHttp               what came is no HTTP
+├── HeadTimeout           the head came too slowly
+├── HeadTooLarge          the head is over the limit
 ├── BodyTimeout           the body came too slowly
 ├── PayloadTooLarge       the body is over the limit
 ├── UnsupportedMediaType  the body is not JSON
+├── TooManyConnections    more than the daemon keeps open
 ├── Loading               the model is not there yet
 └── Cancelled             cancelled by someone other than its client
 """
@@ -66,6 +70,24 @@ class MethodNotAllowed(RequestError):
         self.allow = allow
 
 
+class BadHttp(RequestError):
+    http_status = 400
+    type = "invalid_request_error"
+    code = "bad_http"
+
+
+class HeadTimeout(RequestError):
+    http_status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class HeadTooLarge(RequestError):
+    http_status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
+
+
 class BodyTimeout(RequestError):
     http_status = 408
     type = "invalid_request_error"
@@ -86,6 +108,12 @@ class PayloadTooLarge(InvalidRequest):
 class UnsupportedMediaType(RequestError):
     http_status = 415
     type = "invalid_request_error"
+
+
+class TooManyConnections(RequestError):
+    http_status = 503
+    code = "too_many_connections"
+    should_retry = True
 
 
 class Loading(RequestError):
@@ -125,6 +153,6 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
         headers.append((b"allow", error.allow.encode("latin-1")))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, Draining | PayloadTooLarge | BodyTimeout):
+    if isinstance(error, Draining | PayloadTooLarge | BodyTimeout | TooManyConnections):
         headers.append((b"connection", b"close"))
     return headers

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.app import App
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.served_model import serve_model
+from tests.daemon_process import Daemon, Start
+from tests.daemon_process import serving as process_serving
 
 JSON = "application/json"
 
@@ -261,3 +264,24 @@ def script() -> Callable[..., list[int]]:
 def stalled_call() -> Callable[[bytes], Call]:
     """A request whose client sends so much and then nothing."""
     return lambda begun: Call([begun], stalls=True)
+
+
+@pytest.fixture
+def start(sim_model: Callable[..., Path], tmp_path: Path) -> Start:
+    """``with start(model keys, server="keys in TOML", ...) as daemon``, as a process."""
+
+    def run(
+        model: dict[str, Any] | None = None,
+        server: str = "",
+        scheduler: str = "",
+        engine: str = "lanes = 2",
+    ) -> AbstractContextManager[Daemon]:
+        path = tmp_path / "config.toml"
+        path.write_text(
+            f'[model]\npath = "{sim_model(**(model or {}))}"\nname = "sim"\n'
+            f'[engine]\nlibrary = "sim"\n{engine}\n'
+            f"[server]\nport = 0\n{server}\n[scheduler]\n{scheduler}\n"
+        )
+        return process_serving(path)
+
+    return run
