@@ -33,8 +33,8 @@ from rich.table import Table
 
 from skippy_sched.default_model import default_model
 
-#: tokens that a stream has had before the prompt comes, so that gaps are those of decoding
-STEADY_TOKENS = 12
+#: tokens that each stream has had before the prompt comes: what they are without it
+STEADY_TOKENS = 60
 #: a target that nothing reaches
 UNRESTRICTED_MS = 1e6
 
@@ -49,10 +49,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Milliseconds. ``usual`` is the streams' median gap without the prompt; ``worst`` each
-    stream's largest gap while the prompt was computed."""
+    """Milliseconds. ``usual`` is the streams' median gap when all run and the prompt has not come;
+    ``alone`` each stream's largest gap then, which is the machine's own unrest; ``worst`` the
+    largest while the prompt was computed."""
 
     usual_ms: float
+    alone_ms: tuple[float, ...]
     worst_ms: tuple[float, ...]
     gaps_ms: tuple[float, ...]
     ttft_ms: float
@@ -97,14 +99,16 @@ async def run_round(server: Server, load: Load, seed: int) -> Round:
         if answer.error or (answer.is_complete and answer is not long):
             why = answer.error_message or "a stream ended before the prompt: raise --stream-tokens"
             raise RuntimeError(f"{server.name}: {answer.error}: {why}")
-    usual = [
-        after - before
-        for answer in answers
-        for before, after in pairwise(answer.text_at)
-        if after < long.sent_at
-    ]
-    worst, gaps = [], []
+    all_started = max(answer.text_at[0] for answer in answers)
+    usual, alone, worst, gaps = [], [], [], []
     for answer in answers:
+        before_it = [
+            after - before
+            for before, after in pairwise(answer.text_at)
+            if before > all_started and after < long.sent_at
+        ]
+        usual += before_it
+        alone.append(max(before_it))
         during = [
             after - before
             for before, after in pairwise([*answer.text_at, long.ended_at])
@@ -114,6 +118,7 @@ async def run_round(server: Server, load: Load, seed: int) -> Round:
         worst.append(max(during))
     return Round(
         usual_ms=statistics.median(usual) * 1000,
+        alone_ms=tuple(gap * 1000 for gap in alone),
         worst_ms=tuple(gap * 1000 for gap in worst),
         gaps_ms=tuple(gap * 1000 for gap in gaps),
         ttft_ms=(long.text_at[0] - long.sent_at) * 1000,
@@ -128,6 +133,7 @@ def summary(name: str, target_ms: float | None, rounds: Sequence[Round]) -> dict
         "name": name,
         "target_ms": target_ms,
         "usual_ms": statistics.median(r.usual_ms for r in rounds),
+        "alone_p95_ms": percentile(sorted(gap for r in rounds for gap in r.alone_ms), 95),
         "gap_p50_ms": percentile(gaps, 50),
         "gap_p95_ms": percentile(gaps, 95),
         "worst_p50_ms": percentile(worst, 50),
@@ -180,7 +186,18 @@ async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
 def show(rows: list[dict[str, object]]) -> None:
     table = Table("", title="A long prompt among streams, ms")
     base = rows[0]["ttft_ms"]
-    for column in ("target", "usual gap", "gap p95", "worst p95", "worst", "/ target", "TTFT", "x"):
+    columns = (
+        "target",
+        "usual",
+        "worst before",
+        "p95",
+        "worst p95",
+        "worst",
+        "/ target",
+        "TTFT",
+        "x",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         reference = row["target_ms"] or row["usual_ms"]
@@ -188,6 +205,7 @@ def show(rows: list[dict[str, object]]) -> None:
             str(row["name"]),
             f"{row['target_ms'] or 0:.0f}" if row["target_ms"] else "-",
             f"{row['usual_ms']:.0f}",
+            f"{row['alone_p95_ms']:.0f}",
             f"{row['gap_p95_ms']:.0f}",
             f"{row['worst_p95_ms']:.0f}",
             f"{row['worst_ms']:.0f}",
@@ -197,6 +215,7 @@ def show(rows: list[dict[str, object]]) -> None:
         )
     say = Console(highlight=False, width=120)
     say.print(f"machine: {machine()}", table)
+    say.print("worst before: p95 of the streams' worst gaps before the prompt came")
     say.print("/ target: p95 and largest of the streams' worst gaps; without target / usual gap")
 
 
