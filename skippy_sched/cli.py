@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     logs.configure(config.log)
     with ExitStack() as stack:
-        return serve(config, _download_bar(stack))
+        return serve(config, partial(_load, options), _download_bar(stack))
 
 
 def _check_config(options: argparse.Namespace) -> int:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, model_validator
 
 Count = Annotated[int, Field(ge=1)]
+
+#: Marks what a running daemon takes over from a changed file, at SIGHUP.
+RELOADABLE: dict[str, JsonValue] = {"reloadable": True}
 
 
 class Section(BaseModel):
@@ -102,10 +105,14 @@ class EngineSection(Section):
 
 class SchedulerSection(Section):
     waiting_requests_max: Count = Field(
-        256, description="requests that may wait; one more is refused with 429"
+        256,
+        description="requests that may wait; one more is refused with 429",
+        json_schema_extra=RELOADABLE,
     )
     waiting_tokens_max: Count = Field(
-        1_000_000, description="prompt tokens that may wait; more are refused with 429"
+        1_000_000,
+        description="prompt tokens that may wait; more are refused with 429",
+        json_schema_extra=RELOADABLE,
     )
     inter_token_target_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
@@ -168,47 +175,69 @@ class ServerSection(Section):
         description="who may connect to the Unix socket, as octal permissions",
     )
     tls_cert: str | None = Field(
-        None, description="PEM file with the certificate and its chain; set: HTTPS only"
+        None,
+        description="PEM file with the certificate and its chain; set: HTTPS only",
+        json_schema_extra=RELOADABLE,
     )
-    tls_key: str | None = Field(None, description="PEM file with its key, unencrypted")
+    tls_key: str | None = Field(
+        None,
+        description="PEM file with its key, unencrypted",
+        json_schema_extra=RELOADABLE,
+    )
     api_keys: tuple[SecretStr, ...] = Field(
         (),
         strict=False,
         description="bearer keys that clients must send, or their hashes (skippy-sched hash-key); "
         "none here and none in keys_file: no key is needed",
+        json_schema_extra=RELOADABLE,
     )
     keys_file: str | None = Field(
         None,
         description="file of further API keys: hash, tenant, priority and rates of each",
+        json_schema_extra=RELOADABLE,
     )
     admin_keys: tuple[SecretStr, ...] = Field(
         (),
         strict=False,
         description="keys for /admin, or their hashes; without any key at all, /admin answers "
         "this machine only",
+        json_schema_extra=RELOADABLE,
     )
     body_limit_bytes: Annotated[int, Field(ge=1024)] = Field(
-        4 * 2**20, description="largest request body"
+        4 * 2**20,
+        description="largest request body",
+        json_schema_extra=RELOADABLE,
     )
     connections_max: Count = Field(
-        4096, description="open connections; on one more, requests are refused with 503"
+        4096,
+        description="open connections; on one more, requests are refused with 503",
+        json_schema_extra=RELOADABLE,
     )
     header_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        10.0, description="seconds that a request's head may take to arrive"
+        10.0,
+        description="seconds that a request's head may take to arrive",
+        json_schema_extra=RELOADABLE,
     )
     body_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        60.0, description="seconds that a request's body may take to arrive"
+        60.0,
+        description="seconds that a request's body may take to arrive",
+        json_schema_extra=RELOADABLE,
     )
     write_timeout_s: Annotated[float, Field(gt=0)] = Field(
         30.0,
         description="seconds that a client may let 64 kB wait unread before its connection is "
         "cut and its request cancelled",
+        json_schema_extra=RELOADABLE,
     )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="seconds that running requests get to finish at shutdown"
+        30.0,
+        description="seconds that running requests get to finish at shutdown",
+        json_schema_extra=RELOADABLE,
     )
     keep_alive_comment_s: Annotated[float, Field(gt=0)] = Field(
-        15.0, description="seconds between comments on a stream whose request waits"
+        15.0,
+        description="seconds between comments on a stream whose request waits",
+        json_schema_extra=RELOADABLE,
     )
 
     @model_validator(mode="after")
@@ -219,7 +248,9 @@ class ServerSection(Section):
 
 
 class LogSection(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is less grave is not logged", json_schema_extra=RELOADABLE
+    )
     format: Literal["auto", "console", "json"] = Field(
         "auto", description="auto: key=value for people on a terminal, JSON otherwise"
     )

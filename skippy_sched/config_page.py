@@ -23,6 +23,7 @@ its value is read as a TOML value, or as text where the key takes text.
 `skippy-sched check-config FILE` tells every problem of a file with its line, or what \
 file and environment come to.
 Keys that are unset by default have "unset" in place of a value.
+A running daemon takes over changes of the keys that are marked ↻ when it gets SIGHUP.
 """
 _TYPES = {
     "integer": "integer",
@@ -49,7 +50,8 @@ def page() -> str:
 def _row(key: str, value: dict[str, Any], schema: dict[str, Any]) -> str:
     options = [_type(option, schema) for option in value.get("anyOf", [value])]
     kind = " or ".join(option for option in options if option)
-    cells = (f"`{key}`", kind, _default(value.get("default")), value.get("description", ""))
+    mark = " ↻" if value.get("reloadable") else ""
+    cells = (f"`{key}`{mark}", kind, _default(value.get("default")), value.get("description", ""))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -44,11 +44,12 @@ class Daemon:
         self._connections.callback(connection.close)
         return connection
 
-    def send(self, **fields: Any) -> HTTPConnection:
+    def send(self, headers: dict[str, str] | None = None, **fields: Any) -> HTTPConnection:
         """A request whose answer is not awaited."""
         connection = self._last = self.connect()
         body = json.dumps({"prompt": "hello", "temperature": 0, **fields})
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **(headers or {})}
+        connection.request("POST", "/v1/completions", body, headers)
         return connection
 
     def answer(self, connection: HTTPConnection) -> HTTPResponse:

@@ -188,7 +188,7 @@ def test_the_page_of_the_configuration_is_the_one_that_the_models_give() -> None
     for name in Config.model_fields:
         assert f"## `[{name}]`" in text
         for key in getattr(Config(), name).model_dump():
-            assert f"| `{key}` |" in text
+            assert f"\n| `{key}`" in text
 
 
 def test_every_key_is_described() -> None:
@@ -196,7 +196,7 @@ def test_every_key_is_described() -> None:
     keys = [number for number, line in enumerate(text) if re.match(r"(# )?\w+ =", line)]
     assert keys
     undescribed = [text[n] for n in keys if not text[n - 1].startswith("# ")]
-    assert undescribed == ['level = "info"']
+    assert undescribed == []
 
 
 def test_every_dependency_is_explained() -> None:

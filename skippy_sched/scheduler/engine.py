@@ -277,6 +277,11 @@ class Engine:
             Draining("the server shut down before this request was finished", retry_after_s=1)
         )
 
+    def limit_queue(self, requests: int, tokens: int) -> None:
+        """From now on so many requests and prompt tokens may wait; none that waits is dropped."""
+        state = self._scheduler.state
+        state.limits = replace(state.limits, waiting_requests=requests, waiting_tokens=tokens)
+
     async def died(self) -> str:
         """Wait until the engine cannot go on; returns why."""
         await self._died.wait()

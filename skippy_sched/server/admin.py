@@ -5,18 +5,26 @@ Reads the engine's books on the event loop; never waits for the engine.
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from urllib.parse import parse_qs
 
+import structlog
+
 from skippy_sched import clock
 from skippy_sched.errors import InvalidRequest
+from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.explain import Explanation, Requests
 from skippy_sched.scheduler.plan import Wait
 from skippy_sched.server.exchange import Exchange
 from skippy_sched.server.problems import NotFound
 
+log = structlog.get_logger("skippy_sched.admin")
+
 LISTED_DEFAULT = 100
 LISTED_MAX = 10_000
+#: Lines of a dump are written on the event loop: a tenth of a second for so many.
+DUMPED_MAX = 1_000
 
 
 async def requests(exchange: Exchange, known: Requests) -> None:
@@ -41,6 +49,22 @@ async def request(exchange: Exchange, known: Requests, request_id: str) -> None:
             await exchange.answer_json(200, explanation_object(found, known.now()))
             return
     raise NotFound(f"no request {request_id[:80]!r}: it never came, was refused, or ended long ago")
+
+
+def log_state(engine: Engine, trouble: str | None) -> None:
+    """A line of counters, and one for each request that waits or runs; nothing of their texts.
+
+    As a warning: who asks for it wants to see it at every level but one.
+    """
+    known, counted = engine.requests, engine.statistics()
+    log.warning("state", state=trouble or "ready", **dataclasses.asdict(counted))
+    now, live = known.now(), counted.running + counted.waiting
+    for each in known.explain_all(min(live, DUMPED_MAX)):
+        facts = explanation_object(each, now)
+        del facts["steps"]
+        log.warning("request_state", request_id=facts.pop("id"), **facts)
+    if live > DUMPED_MAX:
+        log.warning("state_cut", requests_left_out=live - DUMPED_MAX)
 
 
 def explanation_object(found: Explanation, now: float) -> dict[str, object]:

@@ -262,8 +262,7 @@ class App:
 
     async def _live(self, exchange: Exchange) -> None:
         self._check_admin(exchange)
-        trouble = self._why_not_ready()
-        await live_facts.live(exchange, self._loaded(), self.live, trouble)
+        await live_facts.live(exchange, self._loaded(), self.live, self.trouble())
 
     async def _show_page(self, exchange: Exchange) -> None:
         """Needs no key: the facts that it asks for do."""
@@ -286,14 +285,15 @@ class App:
         await exchange.answer_json(HTTPStatus.OK, {"status": "ok"})
 
     async def _ready(self, exchange: Exchange) -> None:
-        reason = self._why_not_ready()
+        reason = self.trouble()
         if reason is None:
             await exchange.answer_json(HTTPStatus.OK, {"status": "ready"})
         else:
             body = {"status": "not ready", "reason": reason}
             await exchange.answer_json(HTTPStatus.SERVICE_UNAVAILABLE, body)
 
-    def _why_not_ready(self) -> str | None:
+    def trouble(self) -> str | None:
+        """Why requests had better go elsewhere; None when ready."""
         if self.is_draining:
             return "draining"
         if self.served is None:
@@ -310,7 +310,7 @@ class App:
 
     def makes_progress(self) -> bool:
         """False when restarting the process would help: loading and draining are progress."""
-        return self._why_not_ready() in (None, "loading", "draining")
+        return self.trouble() in (None, "loading", "draining")
 
     async def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
 
@@ -20,18 +20,29 @@ import structlog
 import uvicorn
 import uvloop
 
+from skippy_sched import logs
 from skippy_sched.config import Config
 from skippy_sched.default_model import Progress, with_model_path
-from skippy_sched.errors import RequestError, StartupError
+from skippy_sched.errors import ConfigError, RequestError, StartupError
 from skippy_sched.scheduler.engine import Engine
 from skippy_sched.scheduler.request import RequestParams
+from skippy_sched.server import admin
 from skippy_sched.server.app import App
 from skippy_sched.server.connection import Bounds, Connection
 from skippy_sched.server.keys import Keyring
-from skippy_sched.server.listener import BACKLOG, is_local, listen, make_room, remove, tls_context
+from skippy_sched.server.listener import (
+    BACKLOG,
+    is_local,
+    listen,
+    load_certificate,
+    make_room,
+    remove,
+    tls_context,
+)
 from skippy_sched.server.listener import url as listener_url
 from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.receipts import Receipts
+from skippy_sched.server.reload import merged
 from skippy_sched.server.served_model import model_name, serve_model
 from skippy_sched.server.systemd import Notifier
 
@@ -56,12 +67,15 @@ class ExitCode(IntEnum):
     ENGINE_DIED = 70
 
 
-def serve(config: Config, progress: Progress | None = None) -> int:
-    """Run the daemon to its end and return its exit code; raises StartupError."""
+def serve(config: Config, reread: Callable[[], Config], progress: Progress | None = None) -> int:
+    """Run the daemon to its end and return its exit code; raises StartupError.
+
+    ``reread`` makes the configuration anew, for SIGHUP; it may raise ConfigError.
+    """
     listener = listen(config.server)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(Daemon(config, listener, progress).run())
+            return runner.run(Daemon(config, reread, listener, progress).run())
         finally:
             remove(config.server)
 
@@ -76,8 +90,15 @@ class _Server(uvicorn.Server):
 class Daemon:
     """One run, from a listening socket to an exit code."""
 
-    def __init__(self, config: Config, listener: socket.socket, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        reread: Callable[[], Config],
+        listener: socket.socket,
+        progress: Progress | None,
+    ) -> None:
         self._config = config
+        self._reread = reread
         self._listener = listener
         self._progress = progress
         self._metrics = Metrics(model_name(config))
@@ -91,6 +112,7 @@ class Daemon:
         self._systemd = Notifier(os.environ)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._reload_asked = asyncio.Event()
         #: the same as ``_stop``, for threads
         self._stop_loading = threading.Event()
         self._cut = 0
@@ -119,6 +141,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._log_state)
         failure: StartupError | None = None
         code: int = ExitCode.CLEAN
         async with asyncio.TaskGroup() as tasks:
@@ -183,11 +207,7 @@ class Daemon:
             lanes=engine.facts.lane_count,
             context_tokens=engine.context_tokens,
         )
-        if self._keyring.is_open and not is_local(self._listener):
-            log.warning(
-                "open_to_all",
-                hint="anyone who reaches this address can use it; set server.api_keys",
-            )
+        self._warn_if_open()
         if sys.stderr.isatty():
             sys.stderr.write(
                 f"try:  curl -N {_for_curl(url)}/v1/chat/completions "
@@ -195,14 +215,23 @@ class Daemon:
                 """'{"stream": true, "messages": [{"role": "user", "content": "Hello!"}]}'\n"""
             )
 
+    def _warn_if_open(self) -> None:
+        if self._keyring.is_open and not is_local(self._listener):
+            log.warning(
+                "open_to_all",
+                hint="anyone who reaches this address can use it; set server.api_keys",
+            )
+
     async def _until_end(self, engine: Engine) -> int:
         """Serve until a signal or the engine's death; then let what runs come to its end."""
         async with asyncio.TaskGroup() as tasks:
+            reloads = tasks.create_task(self._reload_when_asked(engine), name="reloads")
             died = tasks.create_task(engine.died(), name="death-watch")
             stopped = tasks.create_task(self._stop.wait(), name="stop-watch")
             await asyncio.wait({died, stopped}, return_when=asyncio.FIRST_COMPLETED)
             died.cancel()
             stopped.cancel()
+            reloads.cancel()
         if (reason := engine.statistics().dead) is not None:
             log.error("ending", reason=reason, exit_code=int(ExitCode.ENGINE_DIED))
             _exit_within(DEATH_S, ExitCode.ENGINE_DIED)
@@ -224,6 +253,51 @@ class Daemon:
     async def _cut_on_second_signal(self, engine: Engine) -> None:
         await self._stop_now.wait()
         self._cut += await engine.drain(0)
+
+    # --- while it serves --------------------------------------------------------------------------
+
+    async def _reload_when_asked(self, engine: Engine) -> None:
+        """Runs until cancelled; one asked for while the model was loaded comes first."""
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            with self._systemd.reloading():
+                await self._reload(engine)
+
+    async def _reload(self, engine: Engine) -> None:
+        """All that can change changes, or, if anything is wrong, nothing."""
+        try:
+            wanted = await asyncio.to_thread(self._reread)
+            config, changed, refused = merged(self._config, wanted)
+            Keyring(config.server)  # before anything is changed
+            if self._tls is not None:
+                load_certificate(self._tls, config.server)
+            self._keyring.load(config.server)
+        except ConfigError as error:
+            log.error(
+                "reload_failed",
+                problems=str(error).splitlines(),
+                hint="all stays as it was; correct this and send SIGHUP again",
+            )
+            return
+        self._config = config
+        self._app.section = self._bounds.section = config.server
+        if "server.connections_max" in changed:
+            self._bounds.connections_max = make_room(config.server.connections_max)
+        queue = config.scheduler
+        engine.limit_queue(queue.waiting_requests_max, queue.waiting_tokens_max)
+        if "log.level" in changed:
+            logs.configure(config.log)
+        log.info("reloaded", changed=changed)
+        self._warn_if_open()
+        if refused:
+            log.warning("not_reloaded", keys=refused, hint="start the daemon anew to change these")
+
+    def _log_state(self) -> None:
+        if self._app.served is None:
+            log.warning("state", state="loading")
+        else:
+            admin.log_state(self._app.served.engine, self._app.trouble())
 
 
 async def _computes(engine: Engine) -> bool:

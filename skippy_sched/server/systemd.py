@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from skippy_sched.clock import MonotonicClock
 
 
 class Notifier:
@@ -19,6 +21,7 @@ class Notifier:
         #: "@" stands for the NUL byte that begins an abstract address
         self._address = "\0" + path[1:] if path.startswith("@") else path
         period_us = environ.get("WATCHDOG_USEC", "")
+        self._is_ready = False
         self._period_s = int(period_us) / 1e6 if period_us.isdigit() else 0.0
 
     @property
@@ -26,7 +29,17 @@ class Notifier:
         return bool(self._address)
 
     def ready(self, status: str) -> None:
+        self._is_ready = True
         self._send(f"READY=1\nSTATUS={status}")
+
+    @contextlib.contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Around a reload, whatever comes of it; nothing before the daemon is ready."""
+        if self._is_ready:
+            self._send(f"RELOADING=1\nMONOTONIC_USEC={int(MonotonicClock().now() * 1e6)}")
+        yield
+        if self._is_ready:
+            self._send("READY=1")
 
     def stopping(self) -> None:
         self._send("STOPPING=1\nSTATUS=draining")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ from skippy_sched.server.metrics import Metrics
 from skippy_sched.server.served_model import serve_model
 from tests.daemon_process import Daemon, Start
 from tests.daemon_process import serving as process_serving
+
+if TYPE_CHECKING:
+    import trustme
 
 JSON = "application/json"
 
@@ -285,3 +288,24 @@ def start(sim_model: Callable[..., Path], tmp_path: Path) -> Start:
         return process_serving(path)
 
     return run
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    import trustme
+
+    return trustme.CA()
+
+
+@pytest.fixture
+def certificate(authority: trustme.CA, tmp_path: Path) -> Callable[[], str]:
+    """Writes a new certificate over the last one; returns the keys of [server] for it."""
+
+    def write() -> str:
+        issued = authority.issue_cert("127.0.0.1")
+        key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+        issued.private_key_pem.write_to_path(str(key))
+        cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        return f'tls_cert = "{cert}"\ntls_key = "{key}"'
+
+    return write

@@ -6,10 +6,7 @@ import json
 import signal
 import socket
 import ssl
-from collections.abc import Callable
 from http.client import HTTPConnection, HTTPSConnection
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +16,6 @@ from skippy_sched.errors import AddressUnavailable, ConfigError
 from skippy_sched.remote import get
 from skippy_sched.server.listener import listen, tls_context
 from tests.daemon_process import Daemon, Start
-
-if TYPE_CHECKING:
-    import trustme
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -45,27 +39,6 @@ def error_code(answer: bytes) -> str:
 
 
 # --- TLS ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def authority() -> trustme.CA:
-    import trustme
-
-    return trustme.CA()
-
-
-@pytest.fixture
-def certificate(authority: trustme.CA, tmp_path: Path) -> Callable[[], str]:
-    """Writes a new certificate over the last one; returns the keys of [server] for it."""
-
-    def write() -> str:
-        issued = authority.issue_cert("127.0.0.1")
-        key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-        issued.private_key_pem.write_to_path(str(key))
-        cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
-        return f'tls_cert = "{cert}"\ntls_key = "{key}"'
-
-    return write
 
 
 def test_with_a_certificate_only_https_is_spoken(

@@ -42,6 +42,23 @@ def test_the_daemon_is_ready_once_it_has_computed_and_says_when_it_stops(
     assert events.index('"readiness"') < events.index('"serving"')
 
 
+def test_a_reload_is_told_from_its_beginning_to_its_end(manager, tmp_path, sim_model):
+    command = [sys.executable, "-m", "skippy_sched", "serve", "--library", "sim", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--model", str(sim_model())],
+        env={"PATH": "", "NOTIFY_SOCKET": str(tmp_path / "notify")},
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert manager.recv(4096).startswith(b"READY=1")
+        process.send_signal(signal.SIGHUP)
+        reloading, _, instant = manager.recv(4096).partition(b"\nMONOTONIC_USEC=")
+        assert reloading == b"RELOADING=1"
+        assert instant.isdigit()
+        assert manager.recv(4096) == b"READY=1"
+        process.terminate()
+        assert manager.recv(4096).startswith(b"STOPPING=1")
+
+
 def test_an_engine_that_cannot_compute_is_not_called_ready(manager, tmp_path, sim_model):
     fault = "call=iteration nth=1 count=0 status=RUNTIME_ERROR"
     command = [sys.executable, "-m", "skippy_sched", "serve", "--library", "sim", "--port", "0"]
