@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class Library:
     def open(cls, path: str | Path) -> Library:
         """Load without a check, for those who only look. Raises LibraryError: no libskippy."""
         path = Path(path)
+        _refuse_cut_short(path)
         _bound_spinning()
         try:
             # Found by the linker's own search if it is a bare name: pass an absolute path.
@@ -212,6 +214,31 @@ class Library:
 
     def __repr__(self) -> str:
         return f"Library({str(self.path)!r}, ABI {_version(self.version)})"
+
+
+def _refuse_cut_short(path: Path) -> None:
+    """Raises LibraryError for a 64-bit ELF file that ends before its segments: the linker would
+    map what is not there, and the process would die of it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+                return
+            (start,) = struct.unpack_from("<Q", head, 32)
+            size, count = struct.unpack_from("<HH", head, 54)
+            length = file.seek(0, os.SEEK_END)
+            file.seek(start)
+            table = file.read(size * count)
+    except OSError:
+        return  # the linker says it better
+    whole = len(table) == size * count and size >= 56
+    if whole:
+        segments = (struct.unpack_from("<4xIQ16xQ", table, at) for at in range(0, len(table), size))
+        whole = all(offset + held <= length for _, offset, held in segments)
+    if not whole:
+        raise LibraryError(
+            f"cannot load {path}: it is cut short at {length} bytes: copy or build it again"
+        )
 
 
 def _bound_spinning() -> None:

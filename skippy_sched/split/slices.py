@@ -46,11 +46,17 @@ def split(
 
     ``folder`` must not exist, or be empty. ``say`` gets a line per step.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise SplitError(f"cannot write {folder}: {error.strerror}") from error
+    if taken:
         raise SplitError(f"{folder} exists and is not an empty folder: remove it or name another")
     with GgufFile(model) as source:
         layers = layers_of(source)
-        chosen = list(cuts) if cuts is not None else even_cuts(layers, stages or 2)
+        chosen = (
+            list(cuts) if cuts is not None else even_cuts(layers, 2 if stages is None else stages)
+        )
         check_cuts(layers, chosen)
         digest = _digest(model)
         try:

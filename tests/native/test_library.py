@@ -50,6 +50,10 @@ def test_a_library_that_is_none_is_refused(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
     with pytest.raises(LibraryError, match="not a libskippy"):
         Library.load(path)
+    cut = tmp_path / "libcut.so"
+    cut.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(LibraryError, match="cut short at 3000 bytes"):
+        Library.load(cut)
     noise = tmp_path / "libnoise.so"
     noise.write_bytes(b"noise" * 100)
     with pytest.raises(LibraryError, match=re.escape(str(noise))):

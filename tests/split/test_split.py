@@ -64,6 +64,24 @@ def test_runs_that_differ_in_one_signal_are_not_equal() -> None:
         compare(a_run(-1, -0.5), a_run(-1, -0.75))
 
 
+def test_a_number_of_stages_or_a_folder_that_cannot_be_is_refused_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(a_cuttable_file(tmp_path / "model.gguf"))
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere")
+    for stages, folder, message in [
+        ("0", tmp_path / "x", "0 stages: "),
+        ("-1", tmp_path / "x", "-1 stages: "),
+        ("2", tmp_path / ("x" * 300), "File name too long"),
+        ("2", dangling, "remove it or name another"),
+    ]:
+        assert main(["split", model, "--stages", stages, "-o", str(folder)]) == 65
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
 def test_a_damaged_vocabulary_list_costs_no_more_than_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
