@@ -261,7 +261,12 @@ class ActivationFrame:
 
         Raises HostCheckError when the payload is not as long as the descriptor says.
         """
-        data = ffi.from_buffer(self.payload)
+        try:
+            data = ffi.from_buffer(self.payload)
+        except (TypeError, ValueError) as error:
+            raise HostCheckError(
+                f"an activation payload must be a contiguous buffer of bytes: {error}"
+            ) from None
         expected = self.desc.raw.payload_bytes
         if len(data) != expected:
             raise HostCheckError(

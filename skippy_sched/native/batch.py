@@ -7,6 +7,8 @@ which has frames and one token of each session, is decode_batch.py's.
 
 from __future__ import annotations
 
+import operator
+from array import array
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
@@ -213,16 +215,18 @@ class IterationBatch:
         offsets = self._offsets_of_one[:rows]
         try:
             if total == rows and min(lengths) == 1:
-                tokens[:rows] = [row[0] for row in token_ids]
+                tokens[:rows] = array("i", [row[0] for row in token_ids])
                 self._column["token_count"][:rows] = 1
             else:
                 ends = np.cumsum(np.array(lengths, dtype=np.int64))
                 offsets = ends - np.array(lengths, dtype=np.int64)
                 for row, end, length in zip(token_ids, ends.tolist(), lengths, strict=True):
                     if length == 1:
-                        tokens[end - 1] = row[0]
-                    else:
+                        tokens[end - 1] = operator.index(row[0])
+                    elif isinstance(row, np.ndarray):
                         tokens[end - length : end] = row
+                    else:
+                        tokens[end - length : end] = array("i", row)
                 self._column["token_count"][:rows] = lengths
         except (OverflowError, TypeError, ValueError) as error:
             raise HostCheckError(f"token_ids must be 32-bit integers: {error}") from None

@@ -21,7 +21,7 @@ from .facts import ModelFacts, batch_invariance, read_facts
 from .growth import must_grow
 from .options import ModelOptions, runtime_config
 from .session import StageSession
-from .state import Integers, int32_array, int32_pointer
+from .state import Integers, int32, int32_array, int32_pointer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,7 +178,8 @@ class Model:
         out = ffi.new("bool *")
         slot = self.library.error_slot()
         slot.check(
-            "skippy_token_is_eog", self.lib.skippy_token_is_eog(self.raw, token, out, slot.out)
+            "skippy_token_is_eog",
+            self.lib.skippy_token_is_eog(self.raw, int32(token, "token"), out, slot.out),
         )
         return bool(out[0])
 
@@ -188,7 +189,7 @@ class Model:
             return None
         out = ffi.new("bool *")
         slot = self.library.error_slot()
-        status = self.lib.skippyx_token_is_control(self.raw, token, out, slot.out)
+        status = self.lib.skippyx_token_is_control(self.raw, int32(token, "token"), out, slot.out)
         slot.check("skippyx_token_is_control", status)
         return bool(out[0])
 
@@ -215,7 +216,7 @@ class Model:
         slot = self.library.error_slot()
         status = self.lib.skippy_session_create_from_resident_prefix(
             self.raw,
-            cache_seq_id,
+            int32(cache_seq_id, "cache_seq_id"),
             int32_pointer(tokens),
             len(tokens),
             out,

@@ -14,15 +14,17 @@ import numpy as np
 from .activation import ActivationDesc, ActivationFrame, input_pointers, optional_bytes
 from .cdef import NATIVE_MTP_MAX_DRAFT_TOKENS, ffi
 from .errors import HostCheckError, NativeAnswerError
-from .growth import must_grow
+from .growth import BUFFER_BYTES_MAX, must_grow
 from .results import NativeMtpDraft, VerifyOutput
 from .sampling import SamplingConfig, raw_sampling
 from .state import (
     Integers,
     SessionState,
     added,
+    int32,
     int32_array,
     int32_pointer,
+    uint64,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ class StageSession(SessionState):
         boundary = self.model.output_boundary
         if boundary is None:
             return 0
-        return boundary.bytes_per_token * token_count + optional_bytes(input)
+        most = self.model.options.n_batch or token_count  # a library refuses more than that
+        return boundary.bytes_per_token * min(token_count, most) + optional_bytes(input)
 
     # ---- prefill ----------------------------------------------------------------------------
 
@@ -150,7 +153,11 @@ class StageSession(SessionState):
         written, predicted = ffi.new("size_t *"), ffi.new("int32_t *")
         nothing = (ffi.NULL, 0, ffi.NULL, 0, written)
         self._call(
-            "skippy_decode_step_sampled", token_id, raw_sampling(sampling), *nothing, predicted
+            "skippy_decode_step_sampled",
+            int32(token_id, "token_id"),
+            raw_sampling(sampling),
+            *nothing,
+            predicted,
         )
         self.token_count = updated
         return int(predicted[0])
@@ -165,7 +172,7 @@ class StageSession(SessionState):
         draft = ffi.new("struct skippy_native_mtp_draft *")
         self._call(
             "skippy_decode_step_sampled_mtp",
-            token_id,
+            int32(token_id, "token_id"),
             raw_sampling(sampling),
             predicted,
             _clamped(max_draft_tokens),
@@ -197,7 +204,7 @@ class StageSession(SessionState):
             1,
             input,
             output_capacity,
-            [token_id, raw_sampling(sampling)],
+            [int32(token_id, "token_id"), raw_sampling(sampling)],
             after=(predicted,),
         )
         return int(predicted[0]), frame
@@ -219,7 +226,7 @@ class StageSession(SessionState):
             1,
             input,
             output_capacity,
-            [token_id, raw_sampling(sampling)],
+            [int32(token_id, "token_id"), raw_sampling(sampling)],
             after=(predicted, _clamped(max_draft_tokens), draft),
         )
         return int(predicted[0]), NativeMtpDraft.of(draft), frame
@@ -337,9 +344,8 @@ class StageSession(SessionState):
             )
         if output_capacity is None:
             output_capacity = self.output_capacity(token_count)
-        return self._filled(
-            "skippy_session_copy_output_activation_frame", [token_count], output_capacity
-        )
+        count = uint64(token_count, "token_count")
+        return self._filled("skippy_session_copy_output_activation_frame", [count], output_capacity)
 
     def sample_current(self, sampling: SamplingConfig | None = None) -> int:
         """Sample from the last row of the model's last execution. Moves nothing; each call draws
@@ -377,6 +383,8 @@ class StageSession(SessionState):
     ) -> ActivationFrame:
         """Call with an output frame of `capacity` bytes, again with more if it asks for more: a
         library that finds the buffer too small has not executed anything."""
+        if not 0 <= capacity <= BUFFER_BYTES_MAX:
+            raise HostCheckError(f"output_capacity is {capacity}, but must be 0 to 2**36 bytes")
         call: Callable[..., int] = getattr(self.lib, name)
         raw = self.raw
         needed = ffi.new("size_t *")

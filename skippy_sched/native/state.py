@@ -6,6 +6,8 @@ Knows one skippy_session except how to run tokens through it, which session.py a
 
 from __future__ import annotations
 
+import operator
+from array import array
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,19 +29,32 @@ if TYPE_CHECKING:
 Integers: TypeAlias = "Sequence[int] | np.ndarray[Any, Any]"
 
 COUNT_MAX = 2**64 - 1
+LOGPROBS_MAX = 2**20  # more than any vocabulary
 
 
 def int32_array(values: Integers, what: str) -> np.ndarray[Any, Any]:
     """The values as a contiguous int32 array; an int32 array is passed on without a copy.
 
-    Raises HostCheckError for a value that does not fit.
+    Raises HostCheckError for values that do not fit, are no integers, or are not in one row.
     """
-    if isinstance(values, np.ndarray) and values.dtype != np.int32:
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise HostCheckError(f"{what} must be 32-bit integers in one row, not {values.ndim}-D")
+        if values.dtype == np.int32:
+            return np.ascontiguousarray(values)
         values = values.tolist()
     try:
-        return np.ascontiguousarray(values, dtype=np.int32)
+        return np.asarray(array("i", values))  # unlike numpy it takes no fractions and no texts
     except (OverflowError, ValueError, TypeError) as error:
         raise HostCheckError(f"{what} must be 32-bit integers: {error}") from None
+
+
+def host_bytes(data: Any, what: str) -> Any:
+    """A pointer to a buffer of bytes for a native call, which keeps the buffer alive."""
+    try:
+        return ffi.from_buffer(data)
+    except (TypeError, ValueError) as error:
+        raise HostCheckError(f"{what} must be a contiguous buffer of bytes: {error}") from None
 
 
 def int32_pointer(values: np.ndarray[Any, Any]) -> Any:
@@ -146,12 +161,12 @@ class SessionState:
     def trim(self, token_count: int) -> None:
         """Cut the sequence back to its first `token_count` tokens, for example after a rejected
         verify. Raises InvalidArgument beyond the position."""
-        self._call("skippy_trim_session", _u64(token_count, "token_count"))
-        self.token_count = token_count
+        self._call("skippy_trim_session", uint64(token_count, "token_count"))
+        self.token_count = int(token_count)
 
     def set_position(self, position: int) -> None:
         """Move the position without touching the KV cache. Raises InvalidArgument below 0."""
-        self._call("skippy_session_set_position", _i32(position, "position"))
+        self._call("skippy_session_set_position", int32(position, "position"))
         self.token_count = position
 
     def retire_verify_checkpoint(self, token_start: int, token_count: int) -> None:
@@ -159,8 +174,8 @@ class SessionState:
         the model keeps checkpoints and holds none of exactly this window."""
         self._call(
             "skippy_retire_verify_checkpoint",
-            _u64(token_start, "token_start"),
-            _u64(token_count, "token_count"),
+            uint64(token_start, "token_start"),
+            uint64(token_count, "token_count"),
         )
 
     # ---- prefixes ---------------------------------------------------------------------------
@@ -170,8 +185,8 @@ class SessionState:
         be at least twice the lane count. Raises InvalidArgument or Unsupported."""
         self._call(
             "skippy_session_save_prefix",
-            _i32(cache_seq_id, "cache_seq_id"),
-            _u64(token_count, "token_count"),
+            int32(cache_seq_id, "cache_seq_id"),
+            uint64(token_count, "token_count"),
         )
 
     def restore_prefix(self, cache_seq_id: int, token_ids: Integers) -> None:
@@ -179,7 +194,7 @@ class SessionState:
         tokens = int32_array(token_ids, "token_ids")
         self._call(
             "skippy_session_restore_prefix",
-            _i32(cache_seq_id, "cache_seq_id"),
+            int32(cache_seq_id, "cache_seq_id"),
             int32_pointer(tokens),
             len(tokens),
         )
@@ -187,7 +202,7 @@ class SessionState:
 
     def drop_sequence(self, cache_seq_id: int) -> None:
         """Forget a saved prefix of the model."""
-        self._call("skippy_session_drop_sequence", _i32(cache_seq_id, "cache_seq_id"))
+        self._call("skippy_session_drop_sequence", int32(cache_seq_id, "cache_seq_id"))
 
     def memory_used_cells(self) -> int:
         """Occupied KV cells of the whole model, saved prefixes included. May raise Unsupported."""
@@ -200,11 +215,11 @@ class SessionState:
     def export_state(self, layer_start: int, layer_end: int) -> np.ndarray[Any, Any]:
         """The partial (recurrent, sliding-window) state as bytes; the layer range must be the
         stage's own. Possibly empty."""
-        return self._exported("skippy_export_state", layer_start, layer_end)
+        return self._exported("skippy_export_state", *_layers(layer_start, layer_end))
 
     def export_full_state(self, layer_start: int, layer_end: int) -> np.ndarray[Any, Any]:
         """The whole sequence's state as bytes; the layer range must be the stage's own."""
-        return self._exported("skippy_export_full_state", layer_start, layer_end)
+        return self._exported("skippy_export_full_state", *_layers(layer_start, layer_end))
 
     def export_recurrent_state(self) -> np.ndarray[Any, Any]:
         """The recurrent state as bytes; empty for a model without recurrent memory."""
@@ -213,11 +228,11 @@ class SessionState:
     def import_state(self, layer_start: int, layer_end: int, state: Any) -> None:
         """Restore what `export_state` gave; the position rises to what the state reaches.
         The token history is not restored."""
-        self._imported("skippy_import_state", state, layer_start, layer_end)
+        self._imported("skippy_import_state", state, *_layers(layer_start, layer_end))
 
     def import_full_state(self, layer_start: int, layer_end: int, state: Any) -> None:
         """Restore what `export_full_state` gave; as `import_state`."""
-        self._imported("skippy_import_full_state", state, layer_start, layer_end)
+        self._imported("skippy_import_full_state", state, *_layers(layer_start, layer_end))
 
     def import_recurrent_state(self, state: Any) -> None:
         """Restore what `export_recurrent_state` gave. May raise Unsupported."""
@@ -229,18 +244,19 @@ class SessionState:
         """The KV rows of tokens [token_start, token_start + token_count). May raise
         Unsupported."""
         desc = ffi.new("struct skippy_kv_page_desc *")
-        start, tokens = _u64(token_start, "token_start"), _u64(token_count, "token_count")
+        start, tokens = uint64(token_start, "token_start"), uint64(token_count, "token_count")
+        layers = _layers(layer_start, layer_end)
         payload = self._grown(
             "skippy_export_kv_page",
             lambda call, out, capacity, needed, error: call(
-                self.raw, layer_start, layer_end, start, tokens, desc, out, capacity, needed, error
+                self.raw, *layers, start, tokens, desc, out, capacity, needed, error
             ),
         )
         return KvPage(KvPageDesc.of(desc), payload)
 
     def import_kv_page(self, page: KvPage) -> None:
         """Put the rows of an exported page into this session; the position rises to their end."""
-        data = ffi.from_buffer(page.payload)
+        data = host_bytes(page.payload, "the payload of a KV page")
         self._call("skippy_import_kv_page", page.desc.raw(), data, len(data))
         self.token_count = self.position
 
@@ -275,7 +291,7 @@ class SessionState:
         return payload[: needed[0]]
 
     def _imported(self, name: str, state: Any, *range_: int) -> None:
-        data = ffi.from_buffer(state)
+        data = host_bytes(state, "a saved state")
         self._call(name, *range_, data, len(data))
         self.token_count = self.position
 
@@ -294,7 +310,7 @@ class SessionState:
             "skippy_session_configure_chat_sampling",
             raw_sampling(sampling),
             metadata,
-            _u64(prompt_token_count, "prompt_token_count"),
+            uint64(prompt_token_count, "prompt_token_count"),
         )
 
     def last_token_signal(self) -> TokenSignal:
@@ -313,17 +329,27 @@ class SessionState:
         """
         if not self.model.library.offers("skippyx_session_logprobs"):
             return None
+        if not 0 <= top_count <= LOGPROBS_MAX:
+            raise HostCheckError(f"top_count is {top_count}, but must be 0 to {LOGPROBS_MAX}")
         own = ffi.new("struct skippyx_logprob *")
         top = ffi.new("struct skippyx_logprob[]", max(top_count, 1))
-        self._call("skippyx_session_logprobs", token, own, top, top_count)
+        self._call("skippyx_session_logprobs", int32(token, "token"), own, top, top_count)
         return own.logprob, [(top[i].token, top[i].logprob) for i in range(top_count)]
 
     def set_mask(self, mask: np.ndarray[Any, Any] | None) -> None:
         """Sample only tokens whose bit is set: bit t % 32 of word t // 32, ``mask`` is uint32 or
         int32 of ceil(n_vocab / 32) words; None lifts it. Raises Unsupported, InvalidArgument."""
         self._require("skippyx_session_set_mask")
-        words = ffi.NULL if mask is None else ffi.from_buffer("uint32_t[]", mask)
-        self._call("skippyx_session_set_mask", words, 0 if mask is None else len(mask))
+        if mask is None:
+            self._call("skippyx_session_set_mask", ffi.NULL, 0)
+            return
+        words = np.asarray(mask)
+        if words.ndim != 1 or words.dtype not in (np.uint32, np.int32) or not len(words):
+            raise HostCheckError(
+                f"a mask is a row of 32-bit words, not {words.dtype} of shape {words.shape}"
+            )
+        pointer = ffi.from_buffer("uint32_t[]", np.ascontiguousarray(words))
+        self._call("skippyx_session_set_mask", pointer, len(words))
 
     def signal_window(self, window_tokens: int) -> GenerationSignalWindow:
         """Signals over the last `window_tokens` (> 0) tokens."""
@@ -334,17 +360,31 @@ class SessionState:
         return GenerationSignalWindow(**{name: getattr(raw, name) for name in _WINDOW_FIELDS})
 
 
+def _layers(start: int, end: int) -> tuple[int, int]:
+    return int32(start, "layer_start"), int32(end, "layer_end")
+
+
 _SIGNAL_FIELDS = tuple(TokenSignal.__dataclass_fields__)
 _WINDOW_FIELDS = tuple(GenerationSignalWindow.__dataclass_fields__)
 
 
-def _u64(value: int, name: str) -> int:
-    if not 0 <= value <= COUNT_MAX:
-        raise HostCheckError(f"{name} is {value}, but must be 0 to 2**64 - 1")
-    return value
+def uint64(value: int, name: str) -> int:
+    """The value. Raises HostCheckError unless it is an unsigned 64-bit integer."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise HostCheckError(f"{name} is {value!r}, but must be an integer") from None
+    if not 0 <= number <= COUNT_MAX:
+        raise HostCheckError(f"{name} is {number}, but must be 0 to 2**64 - 1")
+    return number
 
 
-def _i32(value: int, name: str) -> int:
-    if not -(2**31) <= value < 2**31:
-        raise HostCheckError(f"{name} is {value}, but must fit 32 bits")
-    return value
+def int32(value: int, name: str) -> int:
+    """The value. Raises HostCheckError unless it is a 32-bit integer."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise HostCheckError(f"{name} is {value!r}, but must be an integer") from None
+    if not -(2**31) <= number < 2**31:
+        raise HostCheckError(f"{name} is {number}, but must fit 32 bits")
+    return number

@@ -211,7 +211,13 @@ def test_the_guilty_row_is_named(sim: Engine) -> None:
         np.array([2**40]),
         np.array([1, 2**40]),
         ["x"],
+        ["5"],
         [1, None],
+        [1.5],
+        [1, 2.5],
+        [[1, 2]],
+        np.array([1.5, 2.5]),
+        np.array([[1, 2], [3, 4]], dtype=np.int32),
     ],
 )
 def test_tokens_that_are_no_32_bit_integers_never_reach_the_library(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from skippy_sched.native import (
+    HostCheckError,
     InvalidArgument,
     IterationEntry,
     NativeError,
@@ -46,6 +47,25 @@ def test_only_what_the_mask_lets_through_is_sampled(engine, sampling):
     for _ in range(12):
         assert token in allowed
         token = sampled(session, [token], sampling)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint64, np.float32])
+def test_a_mask_of_other_words_than_32_bit_ones_is_never_read(sim, dtype):
+    model = sim.open()
+    session = model.create_session()
+    words = -(-model.facts.n_vocab // 32)
+    with pytest.raises(HostCheckError, match="32-bit words, not"):
+        session.set_mask(np.ones(words, dtype=dtype))
+    for shape in [(1, words), (0,)]:
+        with pytest.raises(HostCheckError, match="32-bit words, not"):
+            session.set_mask(np.ones(shape, dtype=np.uint32))
+
+
+def test_a_mask_that_is_not_contiguous_is_read_as_what_it_holds(sim):
+    model = sim.open()
+    session = model.create_session()
+    session.set_mask(np.repeat(mask_of(model, [93]), 2)[::2])
+    assert sampled(session, [40, 41]) == 93
 
 
 def test_a_mask_of_one_token_leaves_no_choice(engine):
