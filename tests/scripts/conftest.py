@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path[:0] = [str(SCRIPTS), str(SCRIPTS / "bench")]
