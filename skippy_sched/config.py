@@ -247,6 +247,12 @@ class ServerSection(Section):
         return self
 
 
+class MetricsSection(Section):
+    compat: Literal["none", "vllm"] = Field(
+        "none", description="vllm: /metrics also gives what vLLM has under vLLM's names"
+    )
+
+
 class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="what is less grave is not logged", json_schema_extra=RELOADABLE
@@ -264,4 +270,5 @@ class Config(Section):
     scheduler: SchedulerSection = SchedulerSection()
     speculation: SpeculationSection = SpeculationSection()
     server: ServerSection = ServerSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()

@@ -54,6 +54,7 @@ def sim_config(sim_model: SimModel) -> Callable[..., Config]:
         scheduler: dict[str, Any] | None = None,
         speculation: dict[str, Any] | None = None,
         server: dict[str, Any] | None = None,
+        metrics: dict[str, Any] | None = None,
         template: Path | None = None,
     ) -> Config:
         return Config.model_validate(
@@ -73,6 +74,7 @@ def sim_config(sim_model: SimModel) -> Callable[..., Config]:
                 "scheduler": scheduler or {},
                 "speculation": speculation or {},
                 "server": server or {},
+                "metrics": metrics or {},
             }
         )
 

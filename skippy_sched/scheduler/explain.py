@@ -5,7 +5,7 @@ Nothing here waits for the engine or changes anything. Finished requests are kep
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -107,6 +107,21 @@ class Requests:
     def explain_all(self, limit: int) -> list[Explanation]:
         """Running requests, waiting ones in their order, then ended ones, the latest first."""
         return list(islice(self._each(self._clock.now()), limit))
+
+    def waiting_by_reason(self) -> Counter[str]:
+        """How many wait for what, by the names of ``Wait`` in small letters."""
+        waits = self._waits()
+        found = Wait.ENGINE if self.engine_is_lost else None
+        return Counter(
+            (found or waits.get(request.key, Wait.QUEUE)).name.lower()
+            for request in self._scheduler.state.waiting
+        )
+
+    def predicted_wait_s(self) -> float:
+        """What a request that came now would wait for its lane; 0 with nobody before it."""
+        waiting = len(self._scheduler.state.waiting)
+        predicted = self._scheduler.drain_rate.start_in_s(waiting + 1)
+        return predicted if waiting and predicted is not None else 0.0
 
     def waiting_by_tenant(self) -> dict[str, int]:
         return self._scheduler.state.waiting.by_tenant()

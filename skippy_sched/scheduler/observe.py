@@ -51,6 +51,7 @@ class RequestRecord:
     finish_reason: FinishReason | None
     error: RequestError | None
     usage: Usage
+    preemptions: int
     seed: int | None
     arrived_at: float
     planned_at: float | None

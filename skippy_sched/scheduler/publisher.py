@@ -147,6 +147,7 @@ def _receipt(request: Request) -> RequestRecord:
         finish_reason=request.finish_reason,
         error=request.error,
         usage=request.usage,
+        preemptions=request.preemptions,
         seed=request.sampling.seed if request.sampling.enabled else None,
         arrived_at=request.arrived_at,
         planned_at=request.planned_at,

@@ -85,7 +85,7 @@ class App:
         self.section = config.server
         #: the engine's observer, which hands everything on to the metrics
         self.live = Live(metrics)
-        self._metrics = metrics
+        self.metrics = metrics
         self._page = Page()
         self._random = generator or clock.random_generator()
         self._keyring = keyring or Keyring(config.server)
@@ -152,7 +152,7 @@ class App:
                 await exchange.write(error_event(error).encode() + DONE)
                 await exchange.end()
             return
-        self._metrics.count_refusal(error)
+        self.metrics.count_refusal(error)
         log.info(
             "request_refused",
             request_id=exchange.request_id,
@@ -318,7 +318,7 @@ class App:
         await exchange.answer_json(HTTPStatus.OK, self._document)
 
     async def _scrape(self, exchange: Exchange) -> None:
-        content_type, text = self._metrics.exposition(exchange.header(b"accept") or "")
+        content_type, text = self.metrics.exposition(exchange.header(b"accept") or "")
         await exchange.answer(HTTPStatus.OK, text, content_type.encode())
 
 

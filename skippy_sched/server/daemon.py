@@ -101,7 +101,7 @@ class Daemon:
         self._reread = reread
         self._listener = listener
         self._progress = progress
-        self._metrics = Metrics(model_name(config))
+        self._metrics = Metrics(model_name(config), vllm_names=config.metrics.compat == "vllm")
         self._keyring = Keyring(config.server)
         self._app = App(config, self._metrics, self._keyring)
         self._tls = tls_context(config.server)

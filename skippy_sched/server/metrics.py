@@ -20,13 +20,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from skippy_sched.clock import Clock, MonotonicClock
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.explain import Requests
 from skippy_sched.scheduler.observe import IterationRecord, RequestRecord, Statistics
 
 PREFIX = "skippy:"
+VLLM_PREFIX = "vllm:"
 
 #: From an iteration of a small model to a request that waited for half an hour.
 SECONDS = (
@@ -39,6 +42,7 @@ SHORT_SECONDS = (
     *(0.25, 0.5, 1.0, 5.0),
 )
 SEQUENCES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PREEMPTIONS = (0, 1, 2, 3, 4, 8)
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 #: Often enough to catch what a person would notice, seldom enough to cost nothing.
@@ -101,10 +105,45 @@ COUNTERS = {
 }
 
 
+#: What vLLM has, too: our name -> its name, where it is another one.
+VLLM_NAMES = {
+    **{
+        name: name
+        for name in (
+            "num_requests_running",
+            "num_requests_waiting",
+            "kv_cache_usage_perc",
+            "prompt_tokens",
+            "generation_tokens",
+            "prefix_cache_queries",
+            "prefix_cache_hits",
+            "num_preemptions",
+            "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens",
+            "request_success",
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "request_inference_time_seconds",
+            "iteration_tokens_total",
+            "request_prompt_tokens",
+            "request_generation_tokens",
+        )
+    },
+    "time_per_output_token_seconds": "request_time_per_output_token_seconds",
+}
+
+
 class Metrics(Collector):
     """The engine's observer, and what is scraped. Before ``watch`` there are no engine numbers."""
 
-    def __init__(self, model_name: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, model_name: str, clock: Clock | None = None, *, vllm_names: bool = False
+    ) -> None:
+        self._vllm_names = vllm_names
         self._labels = {"model_name": model_name}
         self._clock = clock or MonotonicClock()
         self._engine: Engine | None = None
@@ -134,6 +173,12 @@ class Metrics(Collector):
         self._tokens = self._add("iteration_tokens_total", "Tokens per iteration.", TOKENS)
         self._prompts = self._add("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
         self._outputs = self._add("request_generation_tokens", "Tokens per request.", TOKENS)
+        self._cached = self._add(
+            "request_cached_tokens", "Prompt tokens per request that needed no computing.", TOKENS
+        )
+        self._preemptions = self._add(
+            "request_preemptions", "How often a request had to make room.", PREEMPTIONS
+        )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -183,6 +228,8 @@ class Metrics(Collector):
         self._queue.observe(planned - record.arrived_at)
         self._inference.observe(end - planned)
         self._prompts.observe(record.usage.prompt_tokens)
+        self._cached.observe(record.usage.cached_tokens)
+        self._preemptions.observe(record.preemptions)
         if first is None:
             return
         self._ttft.observe(first - record.arrived_at)
@@ -207,8 +254,16 @@ class Metrics(Collector):
     # --- scraped --------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._collect()
+        if self._vllm_names:
+            for family in self._collect():
+                if (name := VLLM_NAMES.get(family.name.removeprefix(PREFIX))) is not None:
+                    yield _renamed(family, VLLM_PREFIX + name)
+
+    def _collect(self) -> Iterator[Metric]:
         if self._engine is not None:
             yield from self._collect_statistics(self._engine.statistics())
+            yield from self._collect_queue(self._engine.requests)
         yield self._counter(
             "request_success", "Requests finished.", "finished_reason", self._finished
         )
@@ -240,6 +295,21 @@ class Metrics(Collector):
         outcomes = Counter(finished=now.finished, cancelled=now.cancelled, failed=now.failed)
         yield self._counter("requests", "Requests that ended.", "outcome", outcomes)
 
+    def _collect_queue(self, requests: Requests) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            PREFIX + "num_requests_waiting_by_reason",
+            "Requests that wait, by what they wait for.",
+            labels=(*self._labels, "reason"),
+        )
+        for reason, count in sorted(requests.waiting_by_reason().items()):
+            family.add_metric((*self._labels.values(), reason), count)
+        yield family
+        yield self._gauge(
+            "predicted_wait_seconds",
+            "Wait for a lane that a request which comes now has before it.",
+            requests.predicted_wait_s(),
+        )
+
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, documentation, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), value)
@@ -263,3 +333,12 @@ class Metrics(Collector):
                 families[name] = family
             family.add_metric(tuple(labels.values()), histogram.buckets(), histogram.total)
         yield from families.values()
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    copy = Metric(name, family.documentation, family.type)
+    copy.samples = [
+        Sample(name + sample.name.removeprefix(family.name), *sample[1:])
+        for sample in family.samples
+    ]
+    return copy

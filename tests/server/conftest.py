@@ -219,7 +219,7 @@ def serving(sim_config: Callable[..., Config]) -> Serving:
     @asynccontextmanager
     async def serve(**sections: Any) -> AsyncIterator[Client]:
         config = sim_config(**sections)
-        metrics = Metrics("sim")
+        metrics = Metrics("sim", vllm_names=config.metrics.compat == "vllm")
         app = App(config, metrics)
         async with Engine.open(config, observer=app.live, seed=7) as engine:
             app.served = serve_model(config, engine)

@@ -1,4 +1,4 @@
-"""What operators and their tools see: health, readiness, models, keys, routes, metrics."""
+"""What operators and their tools see: health, readiness, models, keys, routes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from skippy_sched.config import Config
 from skippy_sched.default_model import MODEL_FILE
-from skippy_sched.server.app import App
-from skippy_sched.server.metrics import Histogram, Metrics
 from skippy_sched.server.served_model import model_name
 
 
@@ -126,59 +124,3 @@ async def test_a_bug_of_ours_is_an_answer_and_not_a_cut_connection(serving, monk
         assert response.status == 500
         assert "internal error" in response.error["message"]
         assert "object" not in response.error["message"]
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-
-async def test_metrics_count_what_was_served(serving):
-    async with serving() as client:
-        await client.complete("hello", max_tokens=10)
-        await client.complete("hello", max_tokens=-1)
-        metrics = await client.metrics()
-        assert metrics['skippy:requests_total{outcome="finished"}'] == 1
-        assert metrics['skippy:request_success_total{finished_reason="length"}'] == 1
-        assert metrics['skippy:requests_refused_total{reason="invalid_value"}'] == 1
-        assert metrics["skippy:generation_tokens_total"] == 10
-        assert metrics["skippy:request_generation_tokens_sum"] == 10
-        assert metrics["skippy:inter_token_latency_seconds_count"] == 9
-        for name in ("time_to_first_token", "e2e_request_latency", "time_per_output_token"):
-            assert metrics[f"skippy:{name}_seconds_count"] == 1
-
-
-async def test_the_mean_batch_can_be_read_from_the_metrics(serving):
-    async with serving() as client:
-        await client.complete(["a", "b", "c", "d"], max_tokens=20)
-        metrics = await client.metrics()
-        iterations = metrics["skippy:decode_iterations_total"]
-        sequences = metrics["skippy:decode_sequences_total"]
-        assert sequences == 4 * 19
-        assert sequences / iterations > 3
-        assert metrics["skippy:decode_batch_size_sum"] == sequences
-        assert metrics["skippy:decode_batch_size_count"] == iterations
-
-
-async def test_the_parts_of_an_iteration_are_told_apart(serving):
-    async with serving() as client:
-        await client.complete("a", max_tokens=5)
-        metrics = await client.metrics()
-        for part in ("plan", "native", "reconcile"):
-            name = f'skippy:iteration_seconds_count{{part="{part}"}}'
-            assert metrics[name] == metrics["skippy:iterations_total"]
-
-
-async def test_metrics_are_served_before_there_is_an_engine() -> None:
-    metrics = Metrics("sim")
-    App(Config(), metrics)
-    content_type, text = metrics.exposition("")
-    assert content_type.startswith("text/plain")
-    assert b"skippy:requests_refused_total" in text
-    assert metrics.exposition("application/openmetrics-text")[1].endswith(b"# EOF\n")
-
-
-def test_a_histograms_bounds_are_inclusive_and_its_buckets_cumulative() -> None:
-    histogram = Histogram((1, 2))
-    for value in (0.5, 1, 1.5, 2, 3):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
-    assert histogram.total == 8
