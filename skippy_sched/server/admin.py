@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime
-from urllib.parse import parse_qs
 
 import structlog
 
@@ -29,8 +28,7 @@ DUMPED_MAX = 1_000
 
 async def requests(exchange: Exchange, known: Requests) -> None:
     """``?limit=N``; running ones first, then the queue in its order, then the latest ended."""
-    query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
-    text = query.get("limit", [str(LISTED_DEFAULT)])[-1]
+    text = exchange.query("limit").get("limit", str(LISTED_DEFAULT))
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LISTED_MAX):
         raise InvalidRequest(f"limit is {text[:20]!r}, not 1 to {LISTED_MAX}", param="limit")
     now = known.now()

@@ -12,9 +12,11 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 from starlette.types import Message, Receive, Scope, Send
 
+from skippy_sched.errors import InvalidRequest
 from skippy_sched.server.problems import BodyTimeout, ClientGone, PayloadTooLarge
 
 Header = tuple[bytes, bytes]
@@ -66,6 +68,20 @@ class Exchange:
                 text: str = value.decode("latin-1")
                 return text
         return None
+
+    def query(self, *known: str) -> dict[str, str]:
+        """The address's parameters, of these names; raises InvalidRequest for others."""
+        text = self.scope["query_string"].decode("latin-1")
+        found = {
+            name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()
+        }
+        for name in found:
+            if name not in known:
+                raise InvalidRequest(
+                    f"{self.path[:80]} has no parameter {name[:40]!r}, only {', '.join(known)}",
+                    param=name[:40],
+                )
+        return found
 
     # --- in -------------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ Knows the shape of the JSON that top.py and page/live.js read. Reads snapshots o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
-from urllib.parse import parse_qs
 
 from skippy_sched.errors import InvalidRequest
 from skippy_sched.scheduler.engine import Engine
@@ -25,10 +25,13 @@ RATE_SAMPLES = 10
 
 Facts = dict[str, object]
 
+#: As JSON writes numbers: "nan" and "1_0" are floats to Python only.
+_NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,3})?", re.ASCII)
+
 
 async def live(exchange: Exchange, served: ServedModel, kept: Live, trouble: str | None) -> None:
     """``?after=N``: only iterations after number N; ``?since=S``: only samples after instant S."""
-    query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
+    query = exchange.query("after", "since")
     after, since = _number(query, "after"), _number(query, "since")
     facts = {"model": served.name, "state": trouble or "ready"}
     await exchange.answer_json(200, facts | live_facts(served.engine, kept, after, since))
@@ -74,12 +77,11 @@ def live_facts(engine: Engine, kept: Live, after: float = -1, since: float = -1)
     }
 
 
-def _number(query: dict[str, list[str]], name: str) -> float:
-    text = query.get(name, ["-1"])[-1]
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(f"{name} is {text[:20]!r}, not a number", param=name) from None
+def _number(query: dict[str, str], name: str) -> float:
+    text = query.get(name, "-1")
+    if _NUMBER.fullmatch(text) is None:
+        raise InvalidRequest(f"{name} is {text[:20]!r}, not a number", param=name)
+    return float(text)
 
 
 # --- requests -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from skippy_sched.server.admin import LISTED_DEFAULT, LISTED_MAX
 from skippy_sched.server.wire import ChatRequest, CompletionRequest
 
 Schema = dict[str, Any]
@@ -15,6 +16,8 @@ Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _OR_NULL: Schema = {"type": ["string", "null"]}
+_NUMBER: Schema = {"type": "number"}
+_NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
 
 
 def openapi_document() -> Schema:
@@ -93,6 +96,43 @@ _CARD = _object(
     {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT},
     max_model_len=_COUNT,
 )
+_LISTED = _object(
+    {
+        "id": _TEXT,
+        "state": _TEXT,
+        "why": _TEXT,
+        "waits_for": _OR_NULL,
+        "queue_position": {"type": ["integer", "null"], "minimum": 1},
+        "first_in_queue_waits_for": _OR_NULL,
+        "predicted_start_s": _NUMBER_OR_NULL,
+        "tenant": _TEXT,
+        "priority": {"type": "integer"},
+        "arrived": {"type": "string", "format": "date-time"},
+        "first_token_s": _NUMBER_OR_NULL,
+        "ended_s": _NUMBER_OR_NULL,
+        "seconds": {"type": "object", "additionalProperties": _NUMBER},
+        "prompt_tokens": _COUNT,
+        "cached_tokens": _COUNT,
+        "computed_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "completion_tokens_max": _COUNT,
+        "chunks": _COUNT,
+        "preemptions": _COUNT,
+        "restarts": _COUNT,
+        "finish_reason": _OR_NULL,
+        "error": _OR_NULL,
+        "steps_dropped": _COUNT,
+    }
+)
+_STORY: Schema = {
+    **_LISTED,
+    "properties": {
+        **_LISTED["properties"],
+        "steps": _list(_object({"at_s": _NUMBER, "what": _TEXT, "tokens": _COUNT})),
+    },
+    "required": [*_LISTED["required"], "steps"],
+}
+_PERCENTILES = _object(dict.fromkeys(("p50", "p95", "p99"), _NUMBER_OR_NULL))
 _ANSWERS: dict[str, Schema] = {
     "Error": _object(
         {
@@ -128,6 +168,38 @@ _ANSWERS: dict[str, Schema] = {
     ),
     "Model": _CARD,
     "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
+    "RequestStory": _STORY,
+    "RequestStories": _object({"object": {"const": "list"}, "data": _list(_LISTED)}),
+    "Live": _object(
+        {
+            "model": _TEXT,
+            "state": _TEXT,
+            "at": _NUMBER,
+            "began_at": _NUMBER,
+            "lanes": _COUNT,
+            "running": _list({"type": "object"}),
+            "queue": _object(
+                {"requests": _COUNT, "tokens": _COUNT, "first": _list({"type": "object"})}
+            ),
+            "kv": _object(
+                {
+                    "tokens": _COUNT,
+                    "tokens_max": _COUNT,
+                    "prefixes": _COUNT,
+                    "prefix_tokens": _COUNT,
+                }
+            ),
+            "rates": {"type": ["object", "null"]},
+            "latency": _object({"ttft_ms": _PERCENTILES, "itl_ms": _PERCENTILES}),
+            "counted": {"type": "object", "additionalProperties": _COUNT},
+            "tenants": _list({"type": "object"}),
+            "history": _list({"type": "object"}),
+            "budget_tokens": _COUNT,
+            "iterations": _list({"type": "array"}),
+            "decodes": _list(_list(_COUNT)),
+            "requests": {"type": "object"},
+        }
+    ),
     "Status": _object({"status": _TEXT}, reason=_TEXT),
 }
 
@@ -146,7 +218,7 @@ def _errors(*codes: int) -> Schema:
 
 
 def _generate(request: str, answer: str) -> Schema:
-    streamed = {"text/event-stream": {"schema": _TEXT}}
+    streamed = {"text/event-stream": {"schema": _object({"data": _TEXT})}}  # of each event
     return {
         "post": {
             "operationId": request,
@@ -168,8 +240,14 @@ def _get(name: str, content: Schema, *codes: int, secured: bool = True) -> Schem
     }
 
 
+def _query(name: str, text: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "query", "description": text, "schema": schema}
+
+
 def _paths() -> Schema:
     name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+    story = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+    limit = {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_DEFAULT}
     ready = _get("ready", _json("Status"), secured=False)
     ready["responses"]["503"] = _response("not now", _json("Status"))
     return {
@@ -180,6 +258,22 @@ def _paths() -> Schema:
             "parameters": [name],
             "get": _get("model", _json("Model"), 401, 403, 404, 503),
         },
+        "/admin/requests": {
+            "parameters": [_query("limit", "requests listed at most", limit)],
+            "get": _get("requests", _json("RequestStories"), 400, 401, 403, 503),
+        },
+        "/admin/requests/{id}": {
+            "parameters": [story],
+            "get": _get("request", _json("RequestStory"), 401, 403, 404, 503),
+        },
+        "/admin/live": {
+            "parameters": [
+                _query("after", "only iterations after this number", _NUMBER),
+                _query("since", "only history after this instant", _NUMBER),
+            ],
+            "get": _get("live", _json("Live"), 400, 401, 403, 503),
+        },
+        "/metrics": {"get": _get("metrics", {"text/plain": {"schema": _TEXT}}, secured=False)},
         "/health": {"get": _get("health", _json("Status"), secured=False)},
         "/ready": {"get": ready},
     }

@@ -35,6 +35,7 @@ context_tokens = 512
 [server]
 port = 0
 api_keys = ["{key}"]
+admin_keys = ["sk-admin"]
 """
 
 

@@ -139,13 +139,10 @@ async def test_samples_bring_rates_latencies_and_history(serving):
         assert later["history"] == []
 
 
-@pytest.mark.parametrize("query", ["after=x", "since=", "after=1;2"])
+@pytest.mark.parametrize("query", ["after=x", "since=", "after=1;2", "after=nan", "affter=1"])
 async def test_a_wrong_question_is_named(serving, query):
     async with serving() as client:
         response = await client.get(f"/admin/live?{query}")
-        if query.endswith("="):  # nothing was said
-            assert response.status == 200
-            return
         assert response.status == 400
         assert response.error["param"] == query.partition("=")[0]
 
