@@ -253,6 +253,15 @@ class MetricsSection(Section):
     )
 
 
+class TracingSection(Section):
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="where spans of requests are sent by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces (needs the extra otel); unset: nowhere",
+    )
+
+
 class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="what is less grave is not logged", json_schema_extra=RELOADABLE
@@ -271,4 +280,5 @@ class Config(Section):
     speculation: SpeculationSection = SpeculationSection()
     server: ServerSection = ServerSection()
     metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
     log: LogSection = LogSection()

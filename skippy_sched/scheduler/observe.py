@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skippy_sched.errors import RequestError
+from skippy_sched.scheduler.history import Step
 from skippy_sched.scheduler.iteration import Iteration
 from skippy_sched.scheduler.request import FinishReason, Request, Usage
 from skippy_sched.scheduler.state import State
@@ -57,6 +58,8 @@ class RequestRecord:
     planned_at: float | None
     first_token_at: float | None
     finished_at: float
+    steps: Sequence[Step]
+    trace_parent: str | None
 
 
 class Observer(Protocol):

@@ -153,4 +153,6 @@ def _receipt(request: Request) -> RequestRecord:
         planned_at=request.planned_at,
         first_token_at=request.first_token_at,
         finished_at=request.finished_at,
+        steps=request.history.steps,
+        trace_parent=request.params.trace_parent,
     )

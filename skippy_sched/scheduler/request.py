@@ -41,6 +41,8 @@ class RequestParams:
     prompt_logprobs: bool = False
     #: what the answer has to fit, compiled by ``Engine.compile_schema`` and its like
     grammar: Grammar | None = None
+    #: a W3C ``traceparent``, told to the observer with the receipt
+    trace_parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -25,6 +26,7 @@ from skippy_sched.config import Config
 from skippy_sched.default_model import Progress, with_model_path
 from skippy_sched.errors import ConfigError, RequestError, StartupError
 from skippy_sched.scheduler.engine import Engine
+from skippy_sched.scheduler.observe import Observer
 from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server import admin
 from skippy_sched.server.app import App
@@ -45,6 +47,9 @@ from skippy_sched.server.receipts import Receipts
 from skippy_sched.server.reload import merged
 from skippy_sched.server.served_model import model_name, serve_model
 from skippy_sched.server.systemd import Notifier
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 log = structlog.get_logger("skippy_sched.daemon")
 
@@ -104,6 +109,7 @@ class Daemon:
         self._metrics = Metrics(model_name(config), vllm_names=config.metrics.compat == "vllm")
         self._keyring = Keyring(config.server)
         self._app = App(config, self._metrics, self._keyring)
+        self._tracing = _tracing(config)
         self._tls = tls_context(config.server)
         room = make_room(config.server.connections_max)
         self._bounds = Bounds(config.server, room, self._metrics.count_cut)
@@ -159,6 +165,8 @@ class Daemon:
                 sampling.cancel()
                 watch.cancel()
                 self._server.should_exit = True
+                if self._tracing is not None:
+                    await asyncio.to_thread(self._tracing.shutdown)
         if failure is not None and not self._stop.is_set():
             raise failure
         log.info("stopped", exit_code=int(code), cut=self._cut)
@@ -187,7 +195,13 @@ class Daemon:
             with_model_path, self._config, self._progress, self._stop_loading
         )
         log.info("loading", model=config.model.path, library=config.engine.library)
-        async with Engine.open(config, observer=Receipts(self._app.live)) as engine:
+        observer: Observer = Receipts(self._app.live)
+        if self._tracing is not None:
+            from skippy_sched.server.traces import Traces
+
+            tracer = self._tracing.get_tracer("skippy-sched")
+            observer = Traces(observer, tracer, model_name(config))
+        async with Engine.open(config, observer=observer) as engine:
             self._app.served = serve_model(config, engine)
             self._metrics.watch(engine)
             self._app.live.watch(engine)
@@ -309,6 +323,21 @@ async def _computes(engine: Engine) -> bool:
         log.error("first_iteration_failed", error=error.message)
         return False
     return True
+
+
+def _tracing(config: Config) -> TracerProvider | None:
+    """Raises ConfigError where the SDK is missing."""
+    endpoint = config.tracing.otlp_endpoint
+    if endpoint is None:
+        return None
+    try:
+        from skippy_sched.server.traces import provider_to
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.otlp_endpoint needs the package {error.name}: "
+            "install skippy-sched with its extra otel, or unset it"
+        ) from None
+    return provider_to(endpoint)
 
 
 def _exit_within(seconds: float, code: ExitCode) -> None:

@@ -23,6 +23,9 @@ from skippy_sched.server.served_model import (
 from skippy_sched.server.wire import ChatRequest, CompletionRequest
 from skippy_sched.server.wire import Generation as GenerationRequest
 
+#: That of version 00 has 55; what is longer is no such header.
+TRACE_PARENT_CHARS = 100
+
 
 async def completions(
     exchange: Exchange, served: ServedModel, request: CompletionRequest, head: Head, idle_s: float
@@ -117,6 +120,11 @@ async def _generate(
     idle_s: float,
     best: tuple[int, int] | None = None,
 ) -> None:
+    if (parent := exchange.header(b"traceparent")) is not None:
+        orders = [
+            replace(order, params=replace(order.params, trace_parent=parent[:TRACE_PARENT_CHARS]))
+            for order in orders
+        ]
     async with Generation.submitted(served.engine, orders, form.head.id) as generation:
         exchange.charge(generation.prompt_tokens)
         try:

@@ -16,7 +16,7 @@ import pytest
 from skippy_sched.config import Config
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.engine import Engine
-from skippy_sched.scheduler.observe import Statistics
+from skippy_sched.scheduler.observe import Observer, Statistics
 from skippy_sched.scheduler.request import RequestParams
 from skippy_sched.server.app import App
 from skippy_sched.server.metrics import Metrics
@@ -217,11 +217,13 @@ def serving(sim_config: Callable[..., Config]) -> Serving:
     """
 
     @asynccontextmanager
-    async def serve(**sections: Any) -> AsyncIterator[Client]:
+    async def serve(
+        observed_by: Callable[[Observer], Observer] = lambda following: following, **sections: Any
+    ) -> AsyncIterator[Client]:
         config = sim_config(**sections)
         metrics = Metrics("sim", vllm_names=config.metrics.compat == "vllm")
         app = App(config, metrics)
-        async with Engine.open(config, observer=app.live, seed=7) as engine:
+        async with Engine.open(config, observer=observed_by(app.live), seed=7) as engine:
             app.served = serve_model(config, engine)
             metrics.watch(engine)
             app.live.watch(engine)
