@@ -272,6 +272,8 @@ class Metrics(Collector):
         )
         if self._connections is not None:
             yield self._gauge("connections", "Open connections.", self._connections())
+        tasks = len(asyncio.all_tasks())
+        yield self._gauge("event_loop_tasks", "Tasks of the event loop.", tasks)
         yield self._counter(
             "connections_cut", "Connections ended by the daemon.", "reason", self._cut
         )
