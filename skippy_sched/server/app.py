@@ -5,6 +5,7 @@ Pure ASGI: nothing here knows which server runs it.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable
@@ -314,7 +315,8 @@ class App:
 
     async def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
-            self._document = openapi_document()
+            # Reads the package's files and takes its time.
+            self._document = await asyncio.to_thread(openapi_document)
         await exchange.answer_json(HTTPStatus.OK, self._document)
 
     async def _scrape(self, exchange: Exchange) -> None:
