@@ -116,7 +116,8 @@ class Connection(HttpToolsProtocol):
         self._bounds.on_cut(error.code or str(error.http_status))
         log.info("connection_refused", client=self.client, code=error.code, message=error.message)
         cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
+        is_answering = cycle is not None and cycle.response_started and not cycle.response_complete
+        if is_answering or self.pipeline:
             self.transport.abort()  # in the middle of another answer
             return
         body = encode_json(error_object(error)).encode()

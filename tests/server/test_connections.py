@@ -14,7 +14,7 @@ from skippy_sched.cli import main
 from skippy_sched.config import ServerSection
 from skippy_sched.errors import AddressUnavailable, ConfigError
 from skippy_sched.remote import get
-from skippy_sched.server.listener import listen, tls_context
+from skippy_sched.server.listener import is_local, listen, tls_context
 from tests.daemon_process import Daemon, Start
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -123,6 +123,20 @@ def test_a_unix_socket_in_use_is_left_alone_and_an_abandoned_one_taken(tmp_path)
     assert path.read_text() == "something of value"
     with pytest.raises(AddressUnavailable, match="No such file"):
         listen(ServerSection(unix_socket=str(tmp_path / "missing" / "skippy.sock")))
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)]
+)
+def test_it_is_known_whether_others_reach_the_address(host: str, local: bool) -> None:
+    """A daemon without keys warns of it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as bound:
+        try:
+            bound.bind((host, 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        assert is_local(bound) is local
 
 
 # --- too many -------------------------------------------------------------------------------------
