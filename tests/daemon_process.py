@@ -58,9 +58,9 @@ class Daemon:
     def ask(self, **fields: Any) -> HTTPResponse:
         return self.answer(self.send(**fields))
 
-    def stream(self, max_tokens: int) -> HTTPResponse:
+    def stream(self, max_tokens: int, **fields: Any) -> HTTPResponse:
         """A stream whose first event has come."""
-        response = self.ask(stream=True, max_tokens=max_tokens)
+        response = self.ask(stream=True, max_tokens=max_tokens, **fields)
         assert response.status == 200
         assert response.readline().startswith(b"data: ")
         return response
