@@ -191,3 +191,14 @@ def test_it_tells_the_default_model(default_model: Path, doctor: Doctor) -> None
     assert said["layers"] == "30, of width 576"
     assert said["vocabulary"] == "49,152 tokens"
     assert 'speculation.method = "mtp"' in said["unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("missing.gguf", "does not exist"), (".", "is not a file")]
+)
+def test_a_model_that_is_no_file_is_named_with_what_it_is(
+    doctor: Doctor, tmp_path: Path, name: str, what: str
+) -> None:
+    code, _, errors = doctor(model=tmp_path / name)
+    assert code != 0
+    assert f"model.path: {tmp_path / name} {what}" in errors

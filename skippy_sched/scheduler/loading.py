@@ -75,7 +75,8 @@ def _files(config: Config) -> list[tuple[Path, tuple[int, int]]]:
         raise StartupError("no model: set model.path to a GGUF file")
     path = Path(config.model.path).expanduser()
     if not path.is_file():
-        raise StartupError(f"model file {path} does not exist; give the path of a GGUF file")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise StartupError(f"model.path: {path} {what}; give a GGUF file or a split's manifest")
     if path.suffix != ".json":
         return [(path, (0, 0))]
     try:
