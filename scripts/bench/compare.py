@@ -44,11 +44,11 @@ OURS, THEIRS, ROOF = "skippy-sched", "llama-server", "bare loop"
 CASES = ("closed-1", "closed-4", "closed-16", "closed-32", "poisson", "prefix", "stall")
 TOKEN_IDS = range(261, 511)
 #: requests of a round, per stream: short answers at few streams need more for a steady figure
-WAVES = {1: 4, 4: 3, 16: 2}
+WAVES = {1: 4, 4: 3}
 #: the share of the capacity at which Poisson arrivals come
 LOAD_SHARE = 0.7
 #: cores that others may take in a round, and how often it is measured again if they took more
-NEIGHBOUR_CORES_MAX = 0.08
+NEIGHBOUR_CORES_MAX = 0.15
 TRIES_MAX = 3
 
 Figures = dict[str, float]
@@ -333,7 +333,7 @@ def main() -> int:
     cli.add_argument("--tail-tokens", type=int, default=16, help="of each of them alone")
     cli.add_argument("--prefix-output", type=int, default=16)
     cli.add_argument("--long-prompt", type=int, default=1500)
-    cli.add_argument("--poisson-requests", type=int, default=32)
+    cli.add_argument("--poisson-requests", type=int, default=24)
     cli.add_argument("--rounds", type=int, default=5)
     cli.add_argument("--seed", type=int, default=1)
     cli.add_argument("--json", type=Path)
