@@ -18,7 +18,7 @@ from skippy_sched.scheduler.plan import Wait
 from skippy_sched.scheduler.request import Request, Status
 
 #: Ended requests that can still be explained; about a kilobyte each.
-ENDED_MAX = 1000
+ENDED_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

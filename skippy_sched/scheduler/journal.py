@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,12 +41,15 @@ class Journal:
     def __init__(self, path: Path, config: Config, facts: ModelFacts) -> None:
         """Raises OSError."""
         self._file: TextIO
+        # It holds prompts: only its owner may read it.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._raw = os.fdopen(descriptor, "wb", buffering=1 << 16)
         if path.suffix == ".gz":
             self._file = gzip.open(  # noqa: SIM115 - closed by close()
-                path, "wt", compresslevel=GZIP_LEVEL, encoding="ascii"
+                self._raw, "wt", compresslevel=GZIP_LEVEL, encoding="ascii"
             )
         else:
-            self._file = path.open("w", encoding="ascii", buffering=1 << 16)
+            self._file = io.TextIOWrapper(self._raw, encoding="ascii")
         self.write(
             {
                 "is": FORMAT,
@@ -60,6 +65,7 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+        self._raw.close()
 
 
 def open_journal(config: Config, facts: ModelFacts) -> Journal | None:
@@ -147,25 +153,26 @@ def is_journal(path: Path) -> bool:
         return False
 
 
-def read_journal(path: Path) -> Iterator[tuple[int, Record]]:
+def read_journal(path: Path) -> Generator[tuple[int, Record], None, bool]:
     """Line numbers and records; the first is the header. Raises ValueError naming the line.
 
-    A last line that was cut off by a crash ends the journal.
+    A last line that was cut off by a crash ends the journal; returns whether that was so.
     """
     number = 0
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith("\n"):
-                    return
+                    return True
                 record = json.loads(line)
                 if number == 1 and record.get("is") != FORMAT:
                     raise ValueError(f"its first record is not {FORMAT!r}")
                 yield number, record
     except EOFError:
-        return  # a compressed journal that was cut off
+        return True  # a compressed journal
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}:{number}: not a journal: {error}") from error
+    return False
 
 
 # --- records ----------------------------------------------------------------------------------

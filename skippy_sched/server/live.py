@@ -25,10 +25,10 @@ SAMPLE_S = 1.0
 SAMPLES_MAX = 300
 #: Latencies are of the last minute, and at most of so many gaps and requests.
 LATENCY_S = 60.0
-GAPS_MAX = 20_000
-TTFTS_MAX = 5_000
+GAPS_MAX = 2_000
+TTFTS_MAX = 500
 #: Ended requests whose ids are kept for the iterations that they ran in.
-NAMES_MAX = 1_000
+NAMES_MAX = 500
 #: Tenants counted; idle ones are forgotten above it.
 TENANTS_MAX = 1_000
 

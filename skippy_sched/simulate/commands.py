@@ -291,6 +291,10 @@ def _replay(options: argparse.Namespace) -> int:
     sys.stdout.write(
         f"{counts['plan']:,} plans are the same as recorded, for {counts['submit']:,} requests\n"
     )
+    if replay.cut_off:
+        sys.stderr.write(
+            f"{options.journal} was cut off within a record: what came after that is not in it\n"
+        )
     return 0
 
 

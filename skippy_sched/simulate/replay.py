@@ -44,11 +44,15 @@ class Difference(SkippySchedError):
 
 @dataclass(slots=True)
 class Replay:
-    """One pass over a journal; ``counts`` are its records by kind."""
+    """One pass over a journal; ``counts`` are its records by kind.
+
+    ``cut_off``: it ends within a record, as a crash leaves it.
+    """
 
     path: Path
     observer: Observer | None = None
     counts: Counter[str] = field(default_factory=Counter)
+    cut_off: bool = False
     requests: dict[int, Request] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
     facts: ModelFacts = field(default_factory=ModelFacts)
@@ -62,7 +66,7 @@ class Replay:
         records = self._records()
         header = next(records, None)
         if header is None:
-            raise JournalError(f"{self.path}: is empty")
+            raise JournalError(f"{self.path}: is empty, or was cut off in its first record")
         self._open(header[1])
         for number, record in records:
             kind = record["is"]
@@ -79,7 +83,7 @@ class Replay:
 
     def _records(self) -> Iterator[tuple[int, Record]]:
         try:
-            yield from read_journal(self.path)
+            self.cut_off = yield from read_journal(self.path)
         except OSError as error:
             raise JournalError(f"cannot read journal {self.path}: {error}") from error
         except ValueError as error:

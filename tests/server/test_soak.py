@@ -29,15 +29,14 @@ def ask(connection: HTTPConnection, times: int) -> None:
 
 @pytest.mark.timeout(180)
 def test_memory_stays_flat_over_5000_requests(start: Start) -> None:
-    """From when the daemon's books are full, which is by then: 1,000 ended requests, 5,000 times
-    to first tokens, 20,000 gaps."""
+    """After 5,000 requests it is within 5 % of what it was after 500."""
     with start() as daemon:
         threading.Thread(target=daemon.process.stderr.read, daemon=True).start()
         connection = daemon.connect()
-        ask(connection, 5000)
+        ask(connection, 500)
         early = resident_bytes(daemon)
-        ask(connection, 5000)
+        ask(connection, 4500)
         late = resident_bytes(daemon)
         assert late <= early * 1.05, f"{early / 2**20:.1f} MiB became {late / 2**20:.1f} MiB"
         metrics = daemon.scrape().decode()
-        assert 'requests_total{model_name="sim",outcome="finished"} 10000' in metrics
+        assert 'requests_total{model_name="sim",outcome="finished"} 5000' in metrics

@@ -127,14 +127,27 @@ async def test_another_decision_is_shown_with_line_and_iteration(
         Replay(path).run()
 
 
-async def test_a_journal_that_was_cut_off_ends_there(
-    tmp_path: Path, sim_config: MakeConfig
+@pytest.mark.parametrize("name", ["run", "run.gz"])
+async def test_a_journal_that_was_cut_off_ends_there_and_says_so(
+    tmp_path: Path, sim_config: MakeConfig, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    path = tmp_path / "run"
+    path = tmp_path / name
     await a_plain_journal(sim_config, path)
-    text = path.read_text()
-    path.write_text(text[: len(text) // 2])
-    assert Replay(path).run().state.totals.iterations > 0
+    assert main(["replay", str(path)]) == 0
+    assert "cut off" not in capsys.readouterr().err
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    assert main(["replay", str(path)]) == 0
+    assert f"{path} was cut off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "run.gz"])
+async def test_only_its_owner_may_read_a_journal(
+    tmp_path: Path, sim_config: MakeConfig, name: str
+) -> None:
+    path = tmp_path / name
+    await a_plain_journal(sim_config, path)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 async def test_costs_are_found_and_arrivals_are_those_of_the_run(
