@@ -65,7 +65,9 @@ def _not_boolean(value: object) -> object:
 
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
 OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
+OnlyOne = Annotated[Literal[1], BeforeValidator(_not_boolean)]
 OnlyZero = Annotated[Literal[0], BeforeValidator(_not_boolean)]
+Nothing = Annotated[tuple[Any, ...], Field(max_length=0, strict=False)] | None
 Int = Annotated[int, BeforeValidator(_integral)]
 TokenLimit = Annotated[Int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=USER_CHARS_MAX)]
@@ -298,6 +300,11 @@ class CompletionRequest(Generation):
     best_of: Annotated[Int, Field(ge=1, le=CHOICES_MAX)] | None = None
     suffix: str | None = None
     add_special_tokens: OnlyTrue | None = None
+    # What only a chat has, so that nobody takes it for heard.
+    messages: Nothing = None
+    tools: Nothing = None
+    tool_choice: Literal["none"] | None = None
+    functions: Nothing = None
     logprobs: Annotated[Int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
     @field_validator("prompt", mode="plain", json_schema_input_type=PromptInput)
@@ -461,7 +468,11 @@ class ChatRequest(Generation):
     chat_template_kwargs: TemplateVariables | None = None
     chat_template: None = None  # templates come from the operator
     documents: None = None
+    # What only a completion has.
     echo: OnlyFalse | None = None
+    best_of: OnlyOne | None = None
+    suffix: Literal[""] | None = None
+    prompt: None = None
     add_generation_prompt: OnlyTrue | None = None
     continue_final_message: OnlyFalse | None = None
     add_special_tokens: OnlyFalse | None = None

@@ -66,6 +66,11 @@ FIELDS: dict[str, list[Any]] = {
     "cache_salt": ["x"],
     "add_special_tokens": [False, 1],
     "safety_identifier": ["x" * 257],
+    # a chat's
+    "messages": [MESSAGES],
+    "tools": [[{"type": "function", "function": {"name": "f"}}]],
+    "tool_choice": ["required"],
+    "functions": [[{}]],
 }
 
 CHAT_FIELDS: dict[str, list[Any]] = {
@@ -96,6 +101,9 @@ CHAT_FIELDS: dict[str, list[Any]] = {
     "chat_template_kwargs": [{"x": [1]}, {"__class__": 1}, {str(n): 1 for n in range(17)}],
     "documents": [[{}]],
     "echo": [True],
+    "best_of": [2],
+    "suffix": ["x"],
+    "prompt": ["x"],
     "add_generation_prompt": [False],
     "continue_final_message": [True],
     "add_special_tokens": [True],
@@ -290,6 +298,8 @@ async def test_fields_that_ask_for_what_happens_anyway_are_taken(serving):
         "add_generation_prompt": True,
         "continue_final_message": False,
         "echo": False,
+        "best_of": 1,
+        "suffix": "",
         "verbosity": "medium",
         "reasoning_effort": "none",
         "tools": [],
