@@ -6,7 +6,9 @@ Cases: ``closed-N`` keeps N requests in flight; ``poisson`` sends at a share of 
 the slower server showed at 16; ``prefix`` is 16 requests at once with one long prefix; ``stall``
 is a long prompt among streams. All stay up; in each round they are measured in turn, one at a
 time, and ratios are of the figures of one round. The bare loop (roof) runs closed-N only. A round
-in which other processes took much of the processor is measured again.
+in which other processes took much of the processor is measured again, and one in which a server
+ended a stream with an error too, with other prompts. Each case begins with a round that does not
+count: servers and processor come to their speed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import statistics
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,7 @@ class Run:
     servers: dict[str, Server]
     roof: Roof
     rate: float = 0.0
+    failures: list[str] = field(default_factory=list)
 
     async def one(self, case: str, who: str, seed: int) -> Figures:
         args = self.args
@@ -249,19 +252,29 @@ class Run:
         """The least disturbed of a few tries; the first that is undisturbed ends them."""
         pids = [server.pid for server in self.servers.values() if server.pid is not None]
         tries: list[Figures] = []
+        failed: RuntimeError | None = None
         for number in range(TRIES_MAX):
             neighbours = Neighbours([*pids, self.roof.process.pid])
-            # prompts of another case, round or try could be in somebody's cache
-            tries.append(await self.one(case, who, seed + 100 * number))
+            try:
+                # prompts of another case, round or try could be in somebody's cache
+                figures = await self.one(case, who, seed + 100 * number)
+            except RuntimeError as error:
+                failed = error
+                self.failures.append(f"{case}: {error}")
+                continue
+            tries.append(figures)
             tries[-1]["others_cores"] = neighbours.cores()
             if tries[-1]["others_cores"] <= NEIGHBOUR_CORES_MAX:
                 break
+        if failed is not None and not tries:
+            raise failed
         return min(tries, key=lambda figures: figures["others_cores"])
 
     async def calibrate(self) -> None:
         """Sets the Poisson rate by what the slower of the servers finishes at 16 streams."""
         shape = Planned(0.0, self.args.prompt_tokens, self.args.output_tokens)
-        found = [await closed(server, 16, 16, shape, 7) for server in self.servers.values()]
+        for seed in (6, 7):  # the first is a warm-up
+            found = [await closed(server, 16, 16, shape, seed) for server in self.servers.values()]
         self.rate = LOAD_SHARE * min(figures["request_throughput"] for figures in found)
 
 
@@ -282,12 +295,13 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         for case in args.cases:
             names = [*servers, *([ROOF] if case.startswith("closed-") else [])]
             rounds[case] = {who: [] for who in names}
-            for number in range(args.rounds):
+            for number in range(-1, args.rounds):
                 turn = number % len(names)
                 for who in names[turn:] + names[:turn]:
                     seed = args.seed + 1000 * CASES.index(case) + number
                     figures = await run.quiet_one(case, who, seed)
-                    rounds[case][who].append(figures)
+                    if number >= 0:
+                        rounds[case][who].append(figures)
                     told = ", ".join(
                         f"{metric.title} {figures[metric.key]:.1f}" for metric in metrics_of(case)
                     )
@@ -300,6 +314,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             "flags": " ".join(LLAMA_FLAGS),
             "poisson_rate": run.rate,
             "setting": {key: str(value) for key, value in vars(args).items() if key != "json"},
+            "failures": run.failures,
             "rounds": rounds,
         }
 
@@ -346,6 +361,9 @@ def main() -> int:
     say.print(
         f"machine: {found['machine']}\nllama.cpp: {found['llama_cpp']}", table(found["rounds"])
     )
+    if found["failures"]:
+        say.print(f"measured again for errors of a server: {len(found['failures'])}")
+        say.print(*sorted(set(found["failures"])), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
