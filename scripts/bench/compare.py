@@ -35,7 +35,7 @@ from _quiet import Neighbours
 from _report import machine, summarize
 from _servers import LLAMA_FLAGS, Server, Setting, daemon, llama_server
 from _workload import Planned, Prompts, arrivals
-from loadtest import EXTRAS, Load, closed_loop, find_model, open_loop, warm_up
+from loadtest import EXTRAS, Load, UserError, closed_loop, find_model, open_loop, warm_up
 from peers import binaries
 from rich.console import Console
 from rich.table import Table
@@ -252,13 +252,13 @@ class Run:
         """The least disturbed of a few tries; the first that is undisturbed ends them."""
         pids = [server.pid for server in self.servers.values() if server.pid is not None]
         tries: list[Figures] = []
-        failed: RuntimeError | None = None
+        failed: Exception | None = None
         for number in range(TRIES_MAX):
             neighbours = Neighbours([*pids, self.roof.process.pid])
             try:
                 # prompts of another case, round or try could be in somebody's cache
                 figures = await self.one(case, who, seed + 100 * number)
-            except RuntimeError as error:
+            except (RuntimeError, UserError) as error:
                 failed = error
                 self.failures.append(f"{case}: {error}")
                 continue
