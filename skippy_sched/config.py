@@ -117,7 +117,8 @@ class SchedulerSection(Section):
     inter_token_target_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="gap between a stream's tokens that new prompts may cause; "
-        "unset: three times what the running streams take alone",
+        "unset: three times what the running streams take alone, or 300 ms if that is more "
+        "(500 ms while at least as many requests wait for a first token as have streams)",
     )
     prefix_cache_tokens: Annotated[int, Field(ge=0)] = Field(
         8192, description="tokens of computed prefixes kept for requests that share them; 0: off"

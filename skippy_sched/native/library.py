@@ -21,11 +21,6 @@ from .errors import ErrorSlot, LibraryError
 
 LIBRARY_ENV = "SKIPPY_SCHED_LIBRARY"
 
-# Between two graph nodes the threads of libgomp spin this many rounds before they sleep. Its own
-# default spins for milliseconds, so a neighbour on the same cores halves the speed; 5000 rounds
-# (some microseconds) outlast the gap between two nodes and no more.
-_GOMP_SPINCOUNT = "5000"
-
 
 class DeviceType(IntEnum):
     """What kind of compute device a backend offers."""
@@ -123,7 +118,6 @@ class Library:
         """Load without a check, for those who only look. Raises LibraryError: no libskippy."""
         path = Path(path)
         _refuse_cut_short(path)
-        _bound_spinning()
         try:
             # Found by the linker's own search if it is a bare name: pass an absolute path.
             lib = _dlopen(str(path.absolute()), path.stat().st_ino if path.exists() else 0)
@@ -239,9 +233,3 @@ def _refuse_cut_short(path: Path) -> None:
         raise LibraryError(
             f"cannot load {path}: it is cut short at {length} bytes: copy or build it again"
         )
-
-
-def _bound_spinning() -> None:
-    """libgomp reads its settings when it is loaded; a choice of the user's stands."""
-    if "GOMP_SPINCOUNT" not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["GOMP_SPINCOUNT"] = _GOMP_SPINCOUNT

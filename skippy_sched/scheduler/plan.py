@@ -33,16 +33,19 @@ class Wait(Enum):
 
 #: While streams run, an iteration may take this many times what they alone would take.
 STRETCH = 3.0
-#: Gaps below this are faster than anybody reads.
-UNNOTICED_S = 0.15
-#: With no stream to disturb, an iteration still ends soon enough to notice what has changed.
-UNDISTURBED_S = 0.5
+#: A few prompts among many streams may widen a gap to this: some 70 tokens on two cores with a
+#: small model, and the engine's attention kernel needs 64 to be at its best.
+FEW_PROMPTS_S = 0.3
+#: And this where at least as many requests wait for their first token as have streams: the sooner
+#: these decode with the others, the more an iteration brings. With no stream to disturb, too: an
+#: iteration still ends soon enough to notice what has changed.
+MANY_PROMPTS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What an iteration may cost. ``inter_token_s`` None: ``STRETCH`` times what the decodes take
-    alone, or ``UNNOTICED_S`` if that is more.
+    alone, or ``FEW_PROMPTS_S`` or ``MANY_PROMPTS_S`` if that is more.
 
     ``costs`` None: only tokens count. ``caution``: measured over predicted seconds to reckon with.
     """
@@ -52,16 +55,17 @@ class Budget:
     inter_token_s: float | None = None
     caution: float = 1.0
 
-    def prefill_s(self, decode_rows: int, attended_tokens: int) -> float:
-        """The seconds that prompts may take beside so many decodes."""
+    def prefill_s(self, decode_rows: int, attended_tokens: int, prompts: int) -> float:
+        """The seconds that so many prompts may take beside so many decodes."""
         if self.costs is None:
             return math.inf
         decodes_s = self.costs.predict(Work(decode_rows, 0, attended_tokens))
         if not decode_rows:
-            return UNDISTURBED_S - decodes_s
+            return MANY_PROMPTS_S - decodes_s
         if self.inter_token_s is not None:
             return self.inter_token_s / self.caution - decodes_s
-        return max(STRETCH * decodes_s, UNNOTICED_S) - decodes_s
+        least = MANY_PROMPTS_S if prompts >= decode_rows else FEW_PROMPTS_S
+        return max(STRETCH * decodes_s, least) - decodes_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ class _Planner:
         self.attended = sum([request.computed for request in self.decodes])
         assert len(self.decodes) <= self.budget.tokens, "the token budget is at least the lanes"
         self.left = self.budget.tokens - len(self.decodes)
-        self.left_s = self.budget.prefill_s(len(self.decodes), self.attended)
+        prompts = len(self.state.prefilling) + min(len(self.state.waiting), self.lanes)
+        self.left_s = self.budget.prefill_s(len(self.decodes), self.attended, prompts)
         self.choose_chunks()
         self.choose_admissions()
         rows = len(self.decodes)

@@ -47,6 +47,7 @@ from skippy_sched.server.receipts import Receipts
 from skippy_sched.server.reload import merged
 from skippy_sched.server.served_model import model_name, serve_model
 from skippy_sched.server.systemd import Notifier
+from skippy_sched.server.wakeup import run_promptly
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -144,6 +145,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Raises StartupError."""
+        run_promptly()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

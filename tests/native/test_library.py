@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -77,18 +76,6 @@ def test_the_environment_names_another_default_library(
     monkeypatch.setenv("SKIPPY_SCHED_LIBRARY", str(tmp_path / "gone.so"))
     with pytest.raises(LibraryError, match="from SKIPPY_SCHED_LIBRARY"):
         find_library()
-
-
-def test_loading_bounds_the_spinning_of_threads_unless_told_otherwise(
-    sim_library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    Library.load(sim_library.path)
-    assert os.environ["GOMP_SPINCOUNT"] == "5000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    Library.load(sim_library.path)
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 def test_features_answer_by_name_and_number(sim_library: Library) -> None:
