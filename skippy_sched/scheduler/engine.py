@@ -38,12 +38,11 @@ from skippy_sched.scheduler.publisher import Publisher
 from skippy_sched.scheduler.reconcile import Reconciled
 from skippy_sched.scheduler.request import Event, Request, RequestParams
 from skippy_sched.scheduler.stream import Stream
-from skippy_sched.scheduler.text import Pieces, TextAssembler
+from skippy_sched.scheduler.text import TextAssembler
+from skippy_sched.scheduler.vocabulary import Vocabulary
 
 log = structlog.get_logger("skippy_sched.engine")
 
-#: Longer texts are tokenized in a thread: about a millisecond of work at this length.
-TOKENIZE_INLINE_CHARS = 4096
 #: An engine lost more often than that in the window is given up.
 LOSSES_MAX = 5
 LOSSES_WINDOW_S = 300.0
@@ -119,13 +118,13 @@ class Engine:
         self._watchdog_s = config.scheduler.watchdog_s
         self._config = config
         self._native = native
-        self._end_tokens = native.end_tokens
+        #: between text and tokens
+        self.vocabulary = Vocabulary(native.model, native.end_tokens)
         self._clock = clock
         self._intake = Intake(native.facts.n_vocab, self.context_tokens, native.end_tokens, rng)
         #: the requests by id, to explain them
         self.requests = Requests(self._scheduler, clock)
         self._publisher = Publisher(self._scheduler, self.requests, clock, observer)
-        self._pieces = Pieces(self._spell)
         self._outcomes: deque[Outcome] = deque()
         self._submitted_at: dict[int, float] = {}
         self._last_iteration_at: float | None = None
@@ -173,14 +172,14 @@ class Engine:
         self._check_open()
         known_tokens = 0 if isinstance(prompt, str) else len(prompt)
         self._scheduler.check_room(known_tokens, self._clock.now())
-        tokens = await self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = await self.vocabulary.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_open()
         if request_id is not None and self.requests.find(request_id) is not None:
             raise InvalidRequest(f"request id {request_id!r} belongs to a request that still runs")
         self._check_abilities(params)
         request = self._intake.request(tokens, params, request_id, self._clock.now())
         self._scheduler.submit(request)
-        stream = Stream(self, request, TextAssembler(self._pieces, params.stop))
+        stream = Stream(self, request, TextAssembler(self.vocabulary.pieces, params.stop))
         self._publisher.add(stream)
         self._wake.set()
         return stream
@@ -230,37 +229,6 @@ class Engine:
         """Its consumer has room again."""
         request.resume(self._clock.now())
         self._wake.set()
-
-    # --- text -----------------------------------------------------------------------------------
-
-    async def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written in it are recognised."""
-        if "\0" in text:
-            raise InvalidRequest("the prompt contains a NUL character", param="prompt")
-        if len(text) <= TOKENIZE_INLINE_CHARS:
-            return self._native.model.tokenize(text, add_special=add_special)
-        return await asyncio.to_thread(self._native.model.tokenize, text, add_special=add_special)
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; none for tokens that are not for a reader."""
-        piece = self._pieces[token]
-        return piece.encode() if isinstance(piece, str) else piece
-
-    def _spell(self, token: int) -> bytes:
-        model = self._native.model
-        hidden = token in self._end_tokens or model.is_control(token)
-        return b"" if hidden else model.detokenize([token])
-
-    def token_of(self, text: str) -> int | None:
-        """The one token that is written so, if there is one."""
-        tokens = self._native.model.tokenize(text, add_special=False)
-        return tokens[0] if len(tokens) == 1 else None
-
-    def special_text(self, token: int) -> str:
-        """How a special token is written in a text; empty for -1, which means no token."""
-        return (
-            self._native.model.detokenize([token]).decode("utf-8", "replace") if token >= 0 else ""
-        )
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -418,6 +386,7 @@ class Engine:
         except StartupError as error:
             self._die(f"{reason}; it could not be opened again: {error}")
             return
+        self.vocabulary.model = self._native.model
         self._native.executor.start(partial(self._on_outcome, self._native))
         self._lost = None
         self.requests.engine_is_lost = False

@@ -367,14 +367,15 @@ class _Planner:
             other
             for table in (self.state.decoding, self.state.prefilling)
             for other in table.values()
-            if not other.in_flight
+            # first what nearly always says no: while a queue waits, this runs in every plan
+            if (
+                other.params.priority < priority
+                or (over and other.params.priority == priority and other.tenant in over)
+            )
+            and not other.in_flight
             and other.preemptions < PREEMPTIONS_MAX
             and other.key not in self.preempted
             and other.key not in started
-            and (
-                other.params.priority < priority
-                or (other.params.priority == priority and other.tenant in over)
-            )
         ]
         if not victims:
             return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -207,6 +208,9 @@ class Daemon:
             self._app.served = serve_model(config, engine)
             self._metrics.watch(engine)
             self._app.live.watch(engine)
+            # What is there from now on to the end is never walked again: a full collection would
+            # hold the event loop for some 30 ms.
+            gc.freeze()
             if self._systemd.is_wanted and await _computes(engine):
                 self._systemd.ready(f"serving {self._app.served.name}")
             self._announce(engine)

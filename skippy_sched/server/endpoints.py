@@ -144,7 +144,9 @@ async def _no_tokens(
     prompt_tokens = 0
     for prompt in request.prompt:
         text = prompt_text(served.engine, prompt)
-        tokens = await served.engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+        tokens = (
+            await served.engine.vocabulary.tokenize(prompt) if isinstance(prompt, str) else prompt
+        )
         check_prompt_fits(served.engine, len(tokens))
         prompt_tokens += len(tokens)
         echo = text if request.echo else ""

@@ -121,7 +121,7 @@ class Generation:
         choice.mean_logprob = sum(told) / len(told) if told else 0.0
 
     def _writer(self, form: Format) -> Logprobs | None:
-        return form.logprobs_of(self.engine) if form.tells_logprobs else None
+        return form.logprobs_of(self.engine.vocabulary) if form.tells_logprobs else None
 
     def _pieces(
         self, index: int, event: Event, writer: Logprobs | None, *, is_first: bool

@@ -11,19 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from skippy_sched.scheduler.request import TokenLogprobs
+from skippy_sched.scheduler.vocabulary import Vocabulary
 
 Part = dict[str, Any]
 
 #: JSON has no minus infinity; clients of other servers know this number for it.
 LOWEST = -9999.0
-
-
-class Vocabulary(Protocol):
-    """The engine, as far as it is needed here."""
-
-    def piece(self, token: int) -> bytes: ...
-
-    def special_text(self, token: int) -> str: ...
 
 
 class Logprobs(Protocol):

@@ -11,13 +11,13 @@ from typing import ClassVar
 
 from skippy_sched.errors import RequestError
 from skippy_sched.scheduler.request import Usage
+from skippy_sched.scheduler.vocabulary import Vocabulary
 from skippy_sched.server.exchange import encode_json
 from skippy_sched.server.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     Logprobs,
     Part,
-    Vocabulary,
 )
 from skippy_sched.server.problems import error_object
 from skippy_sched.server.tool_calls import Call, CallReader

@@ -49,7 +49,7 @@ class ServedModel:
             text = self.template.render(messages, tools, variables)
         # Some templates write the first token themselves; the model must not see it twice.
         has_bos = bool(self.bos) and text.startswith(self.bos)
-        return await self.engine.tokenize(text, add_special=not has_bos)
+        return await self.engine.vocabulary.tokenize(text, add_special=not has_bos)
 
     async def infill_prompt(self, prompt: str | list[int], suffix: str) -> list[int]:
         """Tokens that ask for what belongs between the two; raises InvalidRequest."""
@@ -61,8 +61,8 @@ class ServedModel:
             )
         before, after, middle = self.infill
         if isinstance(prompt, str):
-            prompt = await self.engine.tokenize(prompt, add_special=False)
-        rest = await self.engine.tokenize(suffix, add_special=False)
+            prompt = await self.engine.vocabulary.tokenize(prompt, add_special=False)
+        rest = await self.engine.vocabulary.tokenize(suffix, add_special=False)
         facts = self.engine.facts
         start = [facts.token_bos] if facts.add_bos else []
         return [*start, before, *prompt, after, *rest, middle]
@@ -143,12 +143,12 @@ def model_name(config: Config) -> str:
 def serve_model(config: Config, engine: Engine) -> ServedModel:
     """Raises StartupError when the chat template is broken."""
     facts = engine.facts
-    bos = engine.special_text(facts.token_bos) if facts.add_bos else ""
+    bos = engine.vocabulary.special_text(facts.token_bos) if facts.add_bos else ""
     try:
         template = ChatTemplate(
             _template_source(config, facts),
-            bos=engine.special_text(facts.token_bos),
-            eos=engine.special_text(facts.token_eos),
+            bos=engine.vocabulary.special_text(facts.token_bos),
+            eos=engine.vocabulary.special_text(facts.token_eos),
         )
     except ValueError as error:
         where = config.model.chat_template or config.model.path
@@ -168,7 +168,7 @@ _INFILL = (
 
 def _infill_tokens(engine: Engine) -> tuple[int, int, int] | None:
     for texts in _INFILL:
-        before, after, middle = map(engine.token_of, texts)
+        before, after, middle = map(engine.vocabulary.token_of, texts)
         if before is not None and after is not None and middle is not None:
             return before, after, middle
     return None
@@ -258,4 +258,4 @@ def prompt_text(engine: Engine, prompt: str | list[int]) -> str:
                 f"token {token} is outside the model's vocabulary (0 to {len(known) - 1})",
                 param="prompt",
             )
-    return b"".join(map(engine.piece, prompt)).decode("utf-8", "replace")
+    return b"".join(map(engine.vocabulary.piece, prompt)).decode("utf-8", "replace")

@@ -297,7 +297,7 @@ async def test_long_work_leaves_the_loop_to_others(sim_config):
     properties = {f"field {n}": {"type": "string", "maxLength": n + 1} for n in range(200)}
     schema = {"type": "object", "properties": properties}
     async with Engine.open(sim_config()) as engine:
-        for work in (engine.tokenize("word " * 200_000), engine.compile_schema(schema)):
+        for work in (engine.vocabulary.tokenize("word " * 200_000), engine.compile_schema(schema)):
             task, turns = asyncio.ensure_future(work), 0
             while not task.done():
                 await asyncio.sleep(0)

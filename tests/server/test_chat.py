@@ -94,7 +94,7 @@ async def test_message_parts_are_joined_and_developers_speak_as_the_system(servi
         ]
         body = {"messages": messages, "max_tokens": 1}
         response = await client.post("/v1/chat/completions", body)
-        expected = await client.engine.tokenize("[system:be brief][user:a\nb]")
+        expected = await client.engine.vocabulary.tokenize("[system:be brief][user:a\nb]")
         assert response.json["usage"]["prompt_tokens"] == len(expected)
 
 

@@ -118,7 +118,7 @@ async def test_echo_puts_the_prompt_before_the_text(serving, stream):
 
 async def test_a_prompt_of_ids_is_the_prompt_of_their_text(serving):
     async with serving() as client:
-        ids = await client.engine.tokenize("hello world")
+        ids = await client.engine.vocabulary.tokenize("hello world")
         by_text = await client.complete("hello world", max_tokens=8)
         assert (await client.complete(ids, max_tokens=8)).text() == by_text.text()
         assert (await client.complete([ids], max_tokens=8)).text() == by_text.text()
@@ -132,7 +132,7 @@ async def test_no_tokens_asked_for_is_an_empty_text_that_ended_by_length(serving
         response = await client.complete("hello", max_tokens=0, stream=stream, **options)
         assert (response.text(), response.finish_reason()) == ("", "length")
         usage = response.events[-1]["usage"] if stream else response.json["usage"]
-        prompt = len(await client.engine.tokenize("hello"))
+        prompt = len(await client.engine.vocabulary.tokenize("hello"))
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 0)
         echoed = await client.complete("hello", max_tokens=0, echo=True, stream=stream, **options)
         assert echoed.text() == "hello"

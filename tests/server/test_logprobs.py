@@ -141,8 +141,8 @@ async def test_a_prompt_scores_what_generating_it_scored(serving):
             ids, max_tokens=20, logprobs=3, temperature=1, seed=5, ignore_eos=True
         )
         told = merged(first)
-        by_name = {client.engine.piece(t).decode("latin-1"): t for t in range(257)}
-        by_name |= {client.engine.piece(t).decode(): t for t in range(260, 512)}
+        by_name = {client.engine.vocabulary.piece(t).decode("latin-1"): t for t in range(257)}
+        by_name |= {client.engine.vocabulary.piece(t).decode(): t for t in range(260, 512)}
         names = [
             bytes.fromhex(name[6:].replace("\\x", "")).decode("latin-1")
             if name.startswith("bytes:")
