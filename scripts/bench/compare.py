@@ -52,6 +52,8 @@ LOAD_SHARE = 0.7
 #: cores that others may take in a round, and how often it is measured again if they took more
 NEIGHBOUR_CORES_MAX = 0.15
 TRIES_MAX = 3
+#: llama-server ends about one in a hundred streams of random prompts with an error of its own
+FAILED_TRIES_MAX = 8
 
 Figures = dict[str, float]
 
@@ -253,7 +255,7 @@ class Run:
         pids = [server.pid for server in self.servers.values() if server.pid is not None]
         tries: list[Figures] = []
         failed: Exception | None = None
-        for number in range(TRIES_MAX):
+        for number in range(FAILED_TRIES_MAX):
             neighbours = Neighbours([*pids, self.roof.process.pid])
             try:
                 # prompts of another case, round or try could be in somebody's cache
@@ -264,7 +266,7 @@ class Run:
                 continue
             tries.append(figures)
             tries[-1]["others_cores"] = neighbours.cores()
-            if tries[-1]["others_cores"] <= NEIGHBOUR_CORES_MAX:
+            if tries[-1]["others_cores"] <= NEIGHBOUR_CORES_MAX or len(tries) == TRIES_MAX:
                 break
         if failed is not None and not tries:
             raise failed
@@ -272,9 +274,8 @@ class Run:
 
     async def calibrate(self) -> None:
         """Sets the Poisson rate by what the slower of the servers finishes at 16 streams."""
-        shape = Planned(0.0, self.args.prompt_tokens, self.args.output_tokens)
         for seed in (6, 7):  # the first is a warm-up
-            found = [await closed(server, 16, 16, shape, seed) for server in self.servers.values()]
+            found = [await self.quiet_one("closed-16", who, seed) for who in self.servers]
         self.rate = LOAD_SHARE * min(figures["request_throughput"] for figures in found)
 
 
