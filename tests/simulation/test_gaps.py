@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 from skippy_sched.config import Config
 from skippy_sched.scheduler.core import Scheduler
@@ -31,8 +32,10 @@ class Gaps:
             for request, _ in step.reconciled.tokens:
                 self.token_at[request.key].append(step.now)
 
-    def of(self, key: int) -> list[float]:
-        return [later - earlier for earlier, later in pairwise(self.token_at[key])]
+    def of(self, key: int, after: float = 0.0, until: float = inf) -> list[float]:
+        """Those that end later than ``after``, and at ``until`` at the latest."""
+        pairs = pairwise(self.token_at[key])
+        return [end - start for start, end in pairs if after < end <= until]
 
 
 def serve(arrivals: Sequence[Arrival]) -> Gaps:
@@ -51,8 +54,7 @@ def test_one_long_prompt_widens_the_gaps_of_many_streams_little() -> None:
     *running, long = sorted(gaps.token_at)
     arrived, first = 5.0, gaps.token_at[long][0]
     for key in running:
-        behind = [gap for gap, at in zip(gaps.of(key), gaps.token_at[key][1:], strict=True)
-                  if arrived < at <= first]  # fmt: skip
+        behind = gaps.of(key, arrived, first)
         assert max(behind) <= FEW_PROMPTS_S * TOLERANCE
         assert max(behind) > 3 * min(gaps.of(key)), "the prompt took what it may"
 
